@@ -1,0 +1,1 @@
+"""How attention learns: the library behind the book, cut by concept (see the README)."""

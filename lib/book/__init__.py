@@ -1,0 +1,1 @@
+"""The book: runner, claims, figures, pages."""

@@ -1,0 +1,42 @@
+"""Stage the book for its builder: executed notebooks take the chapters' places, figures included.
+
+The committed notebooks hold no pictures and stand beside `.md` files of the same name, which the builder refuses; so the
+book is built from a copy under `_build/book`, in which only changed files are written and builds stay incremental.
+"""
+
+import shutil
+from pathlib import Path
+
+from lib.book.runner import folder
+from lib.book.toc import ROOT, chapters, slug
+
+STATIC = ("_config.yml", "_toc.yml", "references.bib")
+
+
+def _copy(source: Path, target: Path) -> None:
+    if target.exists() and target.read_bytes() == source.read_bytes():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def stage(profile: str) -> Path:
+    """Fill `_build/book` from a profile's executed notebooks; files that no longer belong are removed.
+
+    Raises:
+        FileNotFoundError: a chapter of the table of contents has not been run at this profile.
+    """
+    target = ROOT / "_build" / "book"
+    wanted = {target / name: ROOT / name for name in STATIC}
+    for entry in chapters():
+        executed = folder(profile) / f"{slug(entry)}.ipynb"
+        if not executed.exists():
+            raise FileNotFoundError(f"stage: {slug(entry)} has not been run at profile {profile}; run `make book PROFILE={profile}`.")
+        wanted[target / f"{entry}.ipynb"] = executed
+    for asset in sorted((ROOT / "lib/book/static").glob("*")):
+        wanted[target / "_static" / asset.name] = asset
+    for path in [p for p in target.rglob("*") if p.is_file() and p not in wanted] if target.exists() else []:
+        path.unlink()
+    for path, source in wanted.items():
+        _copy(source, path)
+    return target

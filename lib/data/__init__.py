@@ -1,0 +1,1 @@
+"""Data: synthetic distributions and corpora, each with one loader."""

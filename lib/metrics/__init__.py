@@ -1,0 +1,1 @@
+"""Metrics: what is measured on a pattern, a prediction, a trajectory."""

@@ -1,0 +1,1 @@
+"""Models: the two circuits in four parametrisations, and the architectures of the experiments."""

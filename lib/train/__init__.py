@@ -1,0 +1,1 @@
+"""Training: loops over ensembles of models and the optimiser groups of the circuits."""
