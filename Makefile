@@ -25,15 +25,13 @@ help:  ## list the commands
 
 setup: .venv/.ok  ## make .venv and install what is pinned
 
-book: run html  ## run every chapter whose inputs changed, build the pages
-	@echo 'open _build/html/index.html'
+book: html  ## run every chapter whose inputs changed, build the pages
 
 run: .venv/.ok
 	@$(RUN) run --profile $(PROFILE) --jobs $(JOBS) --only '$(ONLY)'
 
 html: .venv/.ok run
-	@$(RUN) stage --profile $(PROFILE)
-	@$(BIN)/jupyter-book build -W -n --keep-going -q --path-output . _build/book
+	@$(RUN) build --profile $(PROFILE) --only '$(ONLY)'
 
 test: .venv/.ok  ## lint, unit tests, nbval, checks of the pages
 	@$(MAKE) --no-print-directory lint

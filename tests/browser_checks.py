@@ -66,7 +66,9 @@ def look(browser, path, width: int) -> list[str]:
 @pytest.mark.browser
 @pytest.mark.parametrize("width", page_checks.WIDTHS.values(), ids=page_checks.WIDTHS)
 def test_pages_in_a_browser(browser, html_root, width):
-    assert [line for page in page_checks.pages(html_root) for line in look(browser, page, width)] == []
+    pages = page_checks.pages(html_root)
+    assert pages, "no pages: run `make book`"
+    assert [line for page in pages for line in look(browser, page, width)] == []
 
 
 @pytest.mark.browser

@@ -49,7 +49,7 @@ def test_a_bad_ledger_is_refused_with_its_line(change, words):
 
 
 def test_a_double_id_is_refused_with_both_lines():
-    with pytest.raises(LedgerError, match="line 10: id A is already used at line 2"):
+    with pytest.raises(LedgerError, match="line 11: id A is already used at line 2"):
         read(GOOD + GOOD)
 
 

@@ -122,7 +122,7 @@ def test_a_failing_chapter_stops_neither_the_others_nor_hides(book):
     assert not book.executed("one").exists(), "a stale notebook must not be built"
     assert not page.exists(), "a stale page must not be read"
     assert "partial" in (book.root / "_build/executed/quick/one.failed.ipynb").read_text()
-    staged = subprocess.run(book.command("stage"), cwd=book.root, env=book.environment, capture_output=True, text=True)
+    staged = subprocess.run(book.command("build"), cwd=book.root, env=book.environment, capture_output=True, text=True)
     assert staged.returncode == 1
     assert "one has not been run" in staged.stderr
 

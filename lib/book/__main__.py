@@ -33,25 +33,26 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("run", "run the chapters whose inputs changed"),
-        ("stage", "copy executed notebooks to where the builder reads them"),
+        ("build", "build the pages from the executed notebooks"),
         ("claims", "write _build/claims.json and print the table of claims"),
         ("accept", "make the executed notebooks the new references, and refresh the README"),
         ("readme", "refresh the README's table of claims from the references"),
     ):
         command = commands.add_parser(name, help=text)
-        if name in ("run", "stage", "claims"):
+        if name in ("run", "build", "claims"):
             command.add_argument("--profile", default="quick", choices=PROFILES)
-        if name == "run":
+        if name in ("run", "build"):
             command.add_argument("--only", default="", help="slugs separated by commas")
+        if name == "run":
             command.add_argument("--jobs", type=int, default=2)
             command.add_argument("-p", "--parameter", type=_parameter, action="append", default=[], metavar="NAME=VALUE")
     args = parser.parse_args(argv)
     try:
         if args.command == "run":
             return runner.run(args.profile, args.only, args.jobs, dict(args.parameter))
-        if args.command == "stage":
-            stage.stage(args.profile)
-        elif args.command == "claims":
+        if args.command == "build":
+            return stage.build(args.profile, args.only)
+        if args.command == "claims":
             _claims(args.profile)
         elif args.command == "accept":
             changed = runner.accept()

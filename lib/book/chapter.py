@@ -5,7 +5,7 @@ import difflib
 from itertools import pairwise
 from typing import Any
 
-from lib.book import figures
+from lib.book import figures, records
 from lib.book.toc import PROFILES
 
 PAPERMILL_MARK = "# Parameters"  # first line of the cell that papermill injects
@@ -57,6 +57,7 @@ def begin(profile: str) -> None:
     """
     _check_injected()
     pick(profile, **dict.fromkeys(PROFILES))
+    records.use_profile(profile)
     figures.use_style()
 
 

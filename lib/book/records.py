@@ -16,7 +16,14 @@ from lib.book import claims
 from lib.book.toc import ROOT, chapters, slug
 
 MIME = "application/vnd.book.claim+json"
+_profile = "quick"  # of the running chapter; `chapter.begin` sets it
 DIGITS = 5  # significant digits kept: far above rounding differences between processors, enough for every tolerance
+
+
+def use_profile(profile: str) -> None:
+    """Name the profile that the records of this chapter belong to."""
+    global _profile
+    _profile = profile
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -121,7 +128,6 @@ def record(
     pure: Any = None,
     scatter: dict | None = None,
     seeds: int | None = None,
-    profile: str = "quick",
     source: str = "live",
 ) -> Record:
     """Record what this chapter measured for a claim, and show the verdict that follows.
@@ -133,7 +139,6 @@ def record(
         pure: value(s) when only the named cause is changed.
         scatter: side -> standard deviation over seeds, in the shape of the value.
         seeds: how many seeds.
-        profile: of the run.
         source: 'live', or the run card that the values come from.
     """
     from myst_nb import glue
@@ -155,7 +160,7 @@ def record(
         "ours": sides,
         "scatter": spread or None,
         "seeds": seeds,
-        "profile": profile,
+        "profile": _profile,
         "source": source,
     }
     glue(claim_id, judgement.verdict, display=False)

@@ -5,6 +5,7 @@ a failure, `<slug>.failed.ipynb`. A chapter is written under a working name and 
 any moment leaves either a finished chapter or none.
 """
 
+import base64
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ import nbformat
 from lib.book import chapter, depends, pairs
 from lib.book.toc import ROOT, chapters, select, slug
 
+COVER = ROOT / "docs" / "cover.png"
 CELL_SECONDS = 1800  # a cell at profile `paper` may take its time
 HEARTBEAT = 60.0  # seconds after which a silent terminal says what is still running
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -250,6 +252,18 @@ def accept() -> list[str]:
         if not path.exists():
             raise FileNotFoundError(f"accept: {slug(entry)} has not been run at profile quick; run `make book` first.")
         notebook = pairs.with_outputs(pairs.read_source(entry), nbformat.read(path, 4))
+        if entry == "index":
+            _save_cover(notebook)
         if pairs.write(pairs.reference(notebook), ROOT / f"{entry}.ipynb"):
             changed.append(slug(entry))
     return changed
+
+
+def _save_cover(index: nbformat.NotebookNode) -> None:
+    """Keep the index page's first picture for the README."""
+    outputs = (output for cell in index.cells for output in cell.get("outputs", []))
+    image = next((output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})), None)
+    if image is None:
+        raise ValueError("accept: the index page shows no picture; its first one is the README's cover.")
+    COVER.parent.mkdir(exist_ok=True)
+    COVER.write_bytes(base64.b64decode(image))
