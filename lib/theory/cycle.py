@@ -8,16 +8,19 @@ Functions of `stationary` take [..., token] and broadcast. `gamma` and `beta` ar
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from scipy.integrate import solve_ivp
+from scipy.linalg import block_diag
 from scipy.special import entr, log_softmax, softmax
 
 from lib import checks
 from lib.theory.markov import Chain, PopulationModel, _law, sticky_chain
 
 UNIFORM = 1e-12  # spread of pi below which the second saddle has no direction
+TWIN = 1e-13  # difference below which two tokens count as equal: rounding of the law, well under any delta of interest
 
 
 def _transpose(matrix: np.ndarray) -> np.ndarray:
@@ -422,6 +425,26 @@ class RankOneFlow:
         by_beta = (_transpose(by_logits) @ mixed[..., None])[..., 0]
         return np.concatenate([by_gamma, by_beta, (k * joint)[..., None], (q * joint)[..., None]], axis=-1)
 
+    @cached_property
+    def twins(self) -> np.ndarray:
+        """Averaging over tokens that the chain cannot tell apart, [size, size] projection; the identity if there are none.
+
+        Two tokens are twins if swapping them changes neither P nor pi. The exact flow keeps twins equal; rounding does not where the
+        symmetric point is a saddle, and would then pick a winner that depends on the machine. Source: ours.
+        """
+        pi, P, d = self.chain.stationary, self.chain.transition, self.chain.vocabulary
+        leader = np.arange(d)
+        for j in range(1, d):
+            for i in np.unique(leader[:j][np.abs(pi[:j] - pi[j]) < TWIN]):
+                swapped = np.arange(d)
+                swapped[[i, j]] = j, i
+                if np.abs(P[np.ix_(swapped, swapped)] - P).max() < TWIN:
+                    leader[j] = i
+                    break
+        same = (leader[:, None] == leader).astype(float)
+        average = same / same.sum(-1, keepdims=True)
+        return block_diag(average, average, np.eye(2))
+
     def embed(self, state: np.ndarray, model: PopulationModel, direction: np.ndarray, attention: np.ndarray) -> np.ndarray:
         """The full parameters of a state.
 
@@ -442,6 +465,8 @@ class RankOneFlow:
     def integrate(self, state: np.ndarray, t_end: float, *, times=None, rtol: float = 1e-11, atol: float = 1e-13):
         """Flow from a state; few variables, so scipy's stiff-aware LSODA reaches very long times cheaply.
 
+        A start in which twins are equal (see `twins`) stays so exactly, as in exact arithmetic.
+
         Args:
             state: [2 d + 2].
             t_end: > 0.
@@ -457,7 +482,9 @@ class RankOneFlow:
         """
         checks.positive("RankOneFlow.integrate", t_end=t_end)
         sample = np.array([float(t_end)]) if times is None else np.asarray(times, dtype=float)
-        run = solve_ivp(lambda _, y: -self.gradient(y), (0, t_end), state, method="LSODA", rtol=rtol, atol=atol, t_eval=sample)
+        twins = self.twins
+        keep = twins if np.abs(twins @ state - state).max() <= TWIN * np.abs(state).max() else np.eye(self.size)
+        run = solve_ivp(lambda _, y: -keep @ self.gradient(y), (0, t_end), state, method="LSODA", rtol=rtol, atol=atol, t_eval=sample)
         if not run.success:
             raise ValueError(f"RankOneFlow.integrate: stopped at t = {run.t[-1] if run.t.size else 0:g} of {t_end:g}: {run.message}")
         return run.t, run.y.T
@@ -517,8 +544,8 @@ class Plateau:
 def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1e5, tolerance: float = 1e-11) -> Plateau:
     """Where the rank-one flow from the second saddle comes to rest, polished by Newton steps.
 
-    Critical points form a curve (attention and embedding can trade), so the flow, not the loss alone, says which point is meant. An exactly
-    symmetric chain stays symmetric here even where that is a saddle: read `symmetry_ratio` before calling the point stable.
+    Critical points form a curve (attention and embedding can trade), so the flow, not the loss alone, says which point is meant. Tokens
+    that the chain cannot tell apart stay equal here even where that is a saddle: read `symmetry_ratio` before calling the point stable.
 
     Args:
         chain: one chain with c != 0.
@@ -558,7 +585,7 @@ def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1
             break
         values, vectors = np.linalg.eigh(hessian(flow, state))
         stiff = np.abs(values) > 1e-6
-        state = state - vectors[:, stiff] @ ((vectors[:, stiff].T @ gradient) / values[stiff])
+        state = state - flow.twins @ vectors[:, stiff] @ ((vectors[:, stiff].T @ gradient) / values[stiff])
     norm = float(np.linalg.norm(flow.gradient(state)))
     if norm > tolerance:
         raise ValueError(
