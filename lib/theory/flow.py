@@ -320,8 +320,8 @@ def flows(
             common = min(filled[run], filled[count + run])
             difference = np.abs(single.loss(samples[run, :common]) - companion[run, :common])
             loss_error = float(difference.max(initial=0.0))
-        invariants = single.invariants(np.concatenate([start[run : run + 1], mine]))
-        drift = float(np.abs(invariants - invariants[0]).max())
+        before, along = single.invariants(start[run]), single.invariants(mine)
+        drift = max(float(np.abs(after - first).max()) for first, after in zip(before, along, strict=True))
         certificate = Certificate(drift, loss_error, int(evaluations[run]), rtol, float(absolute[run]))
         out.append(Trajectory(single, at, mine, certificate, name))
     return out

@@ -184,6 +184,18 @@ class Weights(NamedTuple):
     W_K: np.ndarray
 
 
+class Invariants(NamedTuple):
+    """Constants of the flow (C1, C2, C3).
+
+    embedding_output [..., width, width] = W_0^T W_0 - W_1 W_1^T - W_Q W_Q^T - W_K W_K^T;
+    query_key [..., width, width] = W_Q^T W_Q - W_K^T W_K; output_sum [..., width] = W_1 1.
+    """
+
+    embedding_output: np.ndarray
+    query_key: np.ndarray
+    output_sum: np.ndarray
+
+
 def _softmax(scores: np.ndarray) -> np.ndarray:
     """Row softmax; also for complex input (complex-step derivatives), where max orders by the real part."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -330,25 +342,21 @@ class PopulationModel:
         probabilities = _softmax(self.logits(parameters))
         return self.pattern(parameters).swapaxes(-1, -2) @ (self._query_weight * (probabilities - self.chain.transition))
 
-    def invariants(self, parameters: np.ndarray) -> np.ndarray:
-        """What gradient flow keeps, stacked flat: any change along a flow is an error of the integrator.
-
-        C1 = W_0^T W_0 - W_1 W_1^T - W_Q W_Q^T - W_K W_K^T, C2 = W_Q^T W_Q - W_K^T W_K, C3 = W_1 1.
+    def invariants(self, parameters: np.ndarray) -> Invariants:
+        """What gradient flow keeps: any change along a flow is an error of the integrator.
 
         Args:
             parameters: [..., size].
 
         Returns:
-            [..., 2 m^2 + m]: C1, C2, C3 one after another.
+            Invariants.
 
-        Source: derived in chapter "A transformer in the population limit" (rescaling and rotating between neighbouring factors,
-        softmax shift).
+        Source: derived in chapter "A transformer in the population limit" (symmetries between neighbouring factors, softmax shift).
         """
         w = self.split(parameters)
         gram = [x @ x.swapaxes(-1, -2) for x in (w.embedding.swapaxes(-1, -2), w.unembedding, w.W_Q, w.W_K)]  # [..., width, width]
         inner = w.W_Q.swapaxes(-1, -2) @ w.W_Q - w.W_K.swapaxes(-1, -2) @ w.W_K
-        flat = [x.reshape(*x.shape[:-2], -1) for x in (gram[0] - gram[1] - gram[2] - gram[3], inner)]
-        return np.concatenate([*flat, w.unembedding.sum(-1)], axis=-1)
+        return Invariants(gram[0] - gram[1] - gram[2] - gram[3], inner, w.unembedding.sum(-1))
 
     def take(self, index) -> "PopulationModel":
         """The model of some of the runs: indexes the chain's leading axes, if it has any. Source: bookkeeping of `flow`."""
