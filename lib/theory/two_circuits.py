@@ -39,7 +39,10 @@ from lib import checks
 
 PARAMETRISATIONS = ("CACO", "CAFO", "FACO", "FAFO")
 LARGEST_GAP = 700.0  # e^700 is still a float64
-PANELS, NODES, MONITOR = 96, 16, 513  # of the quadrature of time
+PANELS, NODES = 120, 16  # of the quadrature of time
+# where its panels are placed from: evenly, and ever finer towards both ends (the path bends early, time passes late)
+_FINE = np.geomspace(1e-9, 0.1, 161)
+MONITOR = np.unique(np.concatenate([np.linspace(0.0, 1.0, 257), _FINE, 1.0 - _FINE]))
 
 
 @dataclass(frozen=True)
@@ -609,9 +612,11 @@ def log_time_at(
         v = np.maximum(_from_clock(y, parametrisation, setting, start), start.mu_ov)
         return v, mu_qk_at(v, arms, parametrisation, setting, start)
 
-    grid = first + (last[:, None] - first) * np.linspace(0.0, 1.0, MONITOR)  # [arm, point]
+    grid = first + (last[:, None] - first) * MONITOR  # [arm, point]
     v, q = path(grid)
-    monitor = sum((g - g[:, :1]) / np.maximum(g[:, -1:] - g[:, :1], 1e-300) for g in (grid, q, attention(q, setting) * v))
+    x = attention(q, setting) * v
+    left = -np.log1p(x[:, -1:] - x)  # the last few nats of logit hold nearly all the time
+    monitor = sum((g - g[:, :1]) / np.maximum(g[:, -1:] - g[:, :1], 1e-300) for g in (grid, q, x, left))
     marks = np.linspace(0.0, 1.0, PANELS + 1)
     edges = np.stack([np.interp(marks * m[-1], m, g) for m, g in zip(monitor, grid, strict=True)])  # [arm, edge]
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
