@@ -99,6 +99,20 @@ class Population:
         """Counts of the local keys, [sequence, local key], and probabilities within the class, [sequence]."""
         return _enumerated(self.distinct, self.common, self.pool, self.common_pool, self.replacement)
 
+    def sample(self, seed: int, size: tuple[int, ...]) -> np.ndarray:
+        """Counts of sequences drawn afresh, [*size, local key]; the law is that of `sequences`.
+
+        Raises:
+            ValueError: a population without replacement, which is not offered here.
+        """
+        return self._draw(np.random.default_rng([seed, 3]), size)
+
+    def _draw(self, rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
+        if not self.replacement:
+            raise ValueError("Population.sample: replacement = False; expected True. Use the exact population (batch=None) instead.")
+        pools = ((self.distinct, self.pool), (self.common, self.common_pool))
+        return np.concatenate([rng.multinomial(slots, np.full(tokens, 1.0 / tokens), size) for slots, tokens in pools], -1).astype(float)
+
     @cached_property
     def ov_line(self) -> np.ndarray:
         """S_OV, [key, class]; zero on common keys."""
@@ -161,6 +175,16 @@ def _forward(population: Population, counts: np.ndarray, qk: np.ndarray, ov: np.
     return attention, values, np.exp(logits - log_norm) - own, losses
 
 
+def _weighted(population: Population, counts: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Counts [..., class, sequence, local key] and their weights [class, 1, sequence]; the whole population where none are given."""
+    if counts is None:
+        counts, within = population.sequences
+        counts = np.broadcast_to(counts, (population.classes, *counts.shape))
+    else:
+        within = np.full(counts.shape[-2], 1.0 / counts.shape[-2])
+    return counts, population.class_weights[:, None, None] * within / population.queries
+
+
 def loss_and_gradients(
     population: Population,
     qk: np.ndarray,
@@ -184,12 +208,7 @@ def loss_and_gradients(
     M, Q, b, K = population.classes, population.queries, population.pool, population.keys
     checks.shape("loss_and_gradients", "qk", qk, (*qk.shape[:-2], M * Q, K))
     checks.shape("loss_and_gradients", "ov", ov, (*ov.shape[:-2], K, M))
-    if counts is None:
-        counts, within = population.sequences
-        counts = np.broadcast_to(counts, (M, *counts.shape))
-    else:
-        within = np.full(counts.shape[-2], 1.0 / counts.shape[-2])
-    share = population.class_weights[:, None, None] * within / Q  # [class, 1, sequence]
+    counts, share = _weighted(population, counts)
     attention, values, error, losses = _forward(population, counts, qk, ov)
     loss = (losses * share).sum((-3, -2, -1))
     error = error * share[..., None]  # [..., class, query, sequence, output]
@@ -233,11 +252,9 @@ def gradients(
     return loss, out
 
 
-def mean_attention(population: Population, qk: np.ndarray) -> np.ndarray:
-    """Attention on the distinct slots together, averaged over the population; [...], dimensionless."""
-    counts, within = population.sequences
-    counts = np.broadcast_to(counts, (population.classes, *counts.shape))
-    share = population.class_weights[:, None, None] * within / population.queries
+def mean_attention(population: Population, qk: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+    """Attention on the distinct slots together, averaged over the population (or over sampled counts); [...], dimensionless."""
+    counts, share = _weighted(population, counts)
     attention = _forward(population, counts, qk, np.zeros((population.keys, population.classes)))[0]
     return (attention[..., : population.pool].sum(-1) * share).sum((-3, -2, -1))
 
@@ -395,6 +412,7 @@ def train(
     batch: int | None = None,
     seeds: int = 0,
     record_at: np.ndarray | None = None,
+    test: np.ndarray | None = None,
 ) -> Run:
     """Plain gradient descent on the full matrices; on the exact population, or on fresh samples.
 
@@ -409,6 +427,7 @@ def train(
             the same sequences.
         seeds: length of the seed axis when sampling; seed i has a data stream of its own.
         record_at: steps to record (0 = start); None = only the last.
+        test: counts [class, sequence, local key] on which loss and attention are recorded; None = the whole population.
 
     Raises:
         ValueError: rates <= 0, steps or batch < 1.
@@ -428,8 +447,8 @@ def train(
     for step in range(steps + 1):
         if step in wanted:
             qk, ov = circuits(current)
-            exact = loss_and_gradients(population, qk, ov)[0]
-            records.append((step, qk.copy(), ov.copy(), exact, mean_attention(population, qk)))
+            exact = loss_and_gradients(population, qk, ov, test)[0]
+            records.append((step, qk.copy(), ov.copy(), exact, mean_attention(population, qk, test)))
             if not np.all(np.isfinite(exact)):
                 raise FloatingPointError(f"train: the loss is not finite at step {step}; lower eta_qk = {eta_qk!r} or eta_ov = {eta_ov!r}.")
         if step < steps:
@@ -441,17 +460,9 @@ def train(
 
 def _stream(population: Population, batch: int, seeds: int):
     """Fresh counts at each step, [seed, class, batch, local key]; each seed has its own generator."""
-    if not population.replacement:
-        raise ValueError("train: sampling without replacement is not offered; use replacement=True, or the exact population (batch=None).")
     draws = [np.random.default_rng([seed, 2]) for seed in range(seeds)]
-    shape = (CHUNK, population.classes, batch)
-    own, shared = np.full(population.pool, 1.0 / population.pool), np.full(population.common_pool, 1.0 / population.common_pool)
     while True:
-        block = np.stack([
-            np.concatenate([rng.multinomial(population.distinct, own, shape), rng.multinomial(population.common, shared, shape)], -1)
-            for rng in draws
-        ], 1).astype(float)  # [step, seed, class, sequence, local key]  # fmt: skip
-        yield from block
+        yield from np.stack([population._draw(rng, (CHUNK, population.classes, batch)) for rng in draws], 1)
 
 
 @dataclass(frozen=True)
