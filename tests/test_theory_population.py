@@ -184,6 +184,19 @@ def test_effective_ratio_carries_the_published_equations_to_moving_common_column
     assert tc.effective_ratio(3.0, world) == pytest.approx(3 * (1 + 4 / 5) * 4)
 
 
+@pytest.mark.parametrize("queries, ratio", [(1, 0.5), (3, 4.0)])
+def test_a_small_tilt_grows_off_the_line_as_predicted(queries, ratio):
+    world = pop.Population(classes=4, distinct=2, common=40, pool=4, common_pool=3, queries=queries)
+    start = pop.tilted_start(world, 1e-9, ratio=ratio)
+    run = pop.train(world, start, eta_ov=0.25, eta_qk=0.25 * ratio, steps=800, record_at=np.array([0, 400, 800]))
+    mu_ov = run.ov[:, 0, 0] - run.ov[:, world.pool, 0]
+    seen = np.log(pop.favourites(world, run.ov) / pop.favourites(world, run.ov[0]))
+    predicted = tc.off_line_growth(mu_ov, ratio, world.setting())
+    assert predicted[-1] > 6
+    assert np.all(seen[1:] < predicted[1:])
+    assert seen[1:] == pytest.approx(predicted[1:], rel=0.07)  # first order in one over the number of slots
+
+
 # --- sampled training -----------------------------------------------------------------------------------------------------------------
 
 

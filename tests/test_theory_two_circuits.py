@@ -393,6 +393,13 @@ def test_local_exponent_falls_from_two_towards_zero(q, factor, world):
     assert 0 < high < low <= 2.0 + 1e-12 or (q * factor < 1e-5 and high == pytest.approx(low))
 
 
+def test_growth_off_the_line_is_its_integral():
+    world = replace(WORLD, common_pool=40, queries=3)
+    for ratio, end in ((0.01, 80.0), (10.0, 13.0)):
+        area = quad(lambda v: 10 * np.exp(-tc.mu_qk_at(v, ratio, "CACO", world)), 0, end, epsrel=1e-11, limit=300)[0]  # noqa: B023
+        assert tc.off_line_growth(end, ratio, world) == pytest.approx(np.sqrt(ratio / 3) * 50 / 40 * area, rel=1e-6)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -427,6 +434,7 @@ def test_local_exponent_falls_from_two_towards_zero(q, factor, world):
         (lambda: tc.state_at_time(np.inf), r"log_time = inf"),
         (lambda: tc.state_at(0.1, with_time=False).time, r"computed without time"),
         (lambda: tc.growth(tc.state_at(0.1, with_time=False)), r"has no time"),
+        (lambda: tc.off_line_growth(1.0, 1.0, WORLD), r"common_pool = None; expected the number of common tokens"),
         (lambda: tc.start_of("CAFO", 0.0), r"scale = 0"),
         (lambda: tc.identity_start("FAFO", -1.0), r"eps = -1"),
     ],

@@ -372,6 +372,31 @@ def random_start(population: Population, scale: float, seeds: int, ratios: int =
     }
 
 
+def tilted_start(population: Population, scale: float, seed: int = 0, ratio: float = 1.0) -> Weights:
+    """Collapsed matrices at zero but for the common tokens, where each class has favourites that vote for it: off the line, by `scale`.
+
+    Args:
+        population: the data.
+        scale: standard deviation of the entries of W_OV on common tokens.
+        seed: which favourites.
+        ratio: eta_qk/eta_ov of the training to come; sets the entries of W_QK so that only the growing direction is excited.
+    """
+    checks.positive("tilted_start", scale=scale, ratio=ratio)
+    votes = np.random.default_rng([seed, 4]).normal(size=(population.common_pool, population.classes))
+    votes = scale * (votes - votes.mean(0) - votes.mean(1, keepdims=True) + votes.mean())
+    weights = zero_start(population).weights
+    first = population.classes * population.pool
+    weights["W_OV"][first:] = votes
+    weights["W_QK"][:, first:] = np.repeat(np.sqrt(ratio / population.queries) * votes.T, population.queries, axis=0)
+    return weights
+
+
+def favourites(population: Population, ov: np.ndarray) -> np.ndarray:
+    """Size of the class-specific votes of common tokens, [...]: Frobenius norm of their block of ov_circuit, its token mean removed."""
+    block = ov[..., population.classes * population.pool :, :]
+    return np.linalg.norm(block - block.mean(-2, keepdims=True), axis=(-2, -1))
+
+
 def _qk_norms(population: Population, held: bool) -> tuple[float, float]:
     """Norms of the class-uniform and of a centred combination of `qk_columns`: sqrt(b + M b^2/|C|) and sqrt(b)."""
     b = population.pool

@@ -820,6 +820,40 @@ def mu_qk_asymptote(mu_ov: ArrayLike, ratio: ArrayLike = 1.0, parametrisation: s
     return q
 
 
+def off_line_growth(mu_ov: ArrayLike, ratio: ArrayLike, setting: Setting) -> np.ndarray:
+    """How many times over e a small departure from the line has grown: the line is invariant, but nothing pulls back to it.
+
+    A query may learn to point at one particular common token, and that token to vote for the query's class. To first order in such a
+    departure, and for many slots, both strengths grow like e^N with
+
+        N = sqrt(ratio/Q) (b/|C|) * integral of (1-alpha)/alpha dv,   (1-alpha)/alpha = e^-mu_qk/odds,
+
+    whatever the loss on the way. A finite number of slots makes it somewhat slower. Source: derived in chapter p1_closed_form.
+
+    Args:
+        mu_ov: strength of the output circuit up to which to count, >= 0.
+        ratio: eta_qk/eta_ov.
+        setting: with a finite `common_pool`; collapsed circuits from zero.
+
+    Returns:
+        N, dimensionless, broadcast shape.
+
+    Raises:
+        ValueError: no finite common pool, ratio <= 0, mu_ov < 0.
+    """
+    if setting.common_pool is None:
+        raise ValueError("off_line_growth: common_pool = None; expected the number of common tokens. A finite pool is what makes it grow.")
+    checks.positive("off_line_growth", ratio=ratio)
+    checks.at_least("off_line_growth", 0.0, mu_ov=mu_ov)
+    ends, ratios = np.broadcast_arrays(np.asarray(mu_ov, float), np.asarray(ratio, float))
+    nodes, weights = np.polynomial.legendre.leggauss(200)
+    half = np.sqrt(ends)[..., None] / 2.0  # v = s^2 puts nodes where mu_qk starts to rise
+    s = half * (nodes + 1.0)
+    q = mu_qk_at(s * s, ratios[..., None], "CACO", setting)
+    area = (np.exp(-q) / setting.odds * 2.0 * s * half * weights).sum(-1)
+    return np.sqrt(ratios / setting.query_count) * setting.pool / setting.common_pool * area
+
+
 def factorised_strength(pushed: ArrayLike, singular: float, start: float = 0.0, imbalance: float = 0.0, rate: float = 1.0) -> np.ndarray:
     """Strength of a factorised circuit after its drive has pushed for a while, in closed form.
 
