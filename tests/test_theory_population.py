@@ -186,9 +186,9 @@ def test_effective_ratio_carries_the_published_equations_to_moving_common_column
 
 @pytest.mark.parametrize("queries, ratio", [(1, 0.5), (3, 4.0)])
 def test_a_small_tilt_grows_off_the_line_as_predicted(queries, ratio):
-    world = pop.Population(classes=4, distinct=2, common=40, pool=4, common_pool=3, queries=queries)
+    world = pop.Population(classes=3, distinct=1, common=40, pool=3, common_pool=2, queries=queries)
     start = pop.tilted_start(world, 1e-9, ratio=ratio)
-    run = pop.train(world, start, eta_ov=0.25, eta_qk=0.25 * ratio, steps=800, record_at=np.array([0, 400, 800]))
+    run = pop.train(world, start, eta_ov=0.25, eta_qk=0.25 * ratio, steps=400, record_at=np.array([0, 200, 400]))
     mu_ov = run.ov[:, 0, 0] - run.ov[:, world.pool, 0]
     seen = np.log(pop.favourites(world, run.ov) / pop.favourites(world, run.ov[0]))
     predicted = tc.off_line_growth(mu_ov, ratio, world.setting())
