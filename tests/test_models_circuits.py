@@ -89,7 +89,7 @@ def test_a_split_twin_is_balanced():
 
 
 def test_no_twin_below_the_rank_of_a_circuit():
-    with pytest.raises(ValueError, match=r"rank 11 with hidden = 7; expected hidden >= 11"):
+    with pytest.raises(ValueError, match=r"twin: a circuit of rank 11 with hidden = 7; expected hidden >= 11"):
         twin(build("CACO"), "FACO", hidden=7)
     low = TwoCircuits.from_weights(W_QK=torch.ones(3, 3, dtype=torch.float64), W_OV=torch.eye(3, dtype=torch.float64))
     assert twin(low, "FACO", hidden=1).W_Q.shape == (3, 1)

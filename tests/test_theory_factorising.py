@@ -233,9 +233,30 @@ def test_aligned_factors_turn_the_schedule_into_one_number(a, c):
     left, right = fac.aligned_factors(a, c, rows, columns, HIDDEN, seed=1)
     gradient = rows @ random.standard_normal((2, 2)) @ columns.T  # any gradient within the two spans
     assert off(fac.product_velocity(left, right, gradient, 0.3), -fac.aligned_rate(a, c, 0.3) * gradient) < 1e-13
+    h, eta = 0.7, 0.3  # on a multiple of W the factors keep their form, and only their sizes move
+    stepped = fac.gradient_step(left, right, h * rows @ columns.T, eta)
+    same = fac.aligned_factors(a - eta * c * h, c - eta * a * h, rows, columns, HIDDEN, seed=1)
+    assert max(off(x, y) for x, y in zip(stepped, same, strict=True)) < 1e-14
     outside = random.standard_normal((ROWS, COLUMNS))  # and one that is not
     assert off(fac.product_velocity(left, right, outside, 0.3), -fac.aligned_rate(a, c, 0.3) * outside) > 0.01
     assert off(left @ right, a * c * rows @ columns.T) < 1e-14
+
+
+def test_angles_and_distances_by_hand():
+    a, b = np.array([[1.0, 0], [0, 0]]), np.array([[1.0, 1], [0, 0]])
+    assert fac.angle(a, b) == pytest.approx(45)
+    assert fac.angle(a, -3 * a) == pytest.approx(180)
+    assert fac.angle(np.stack([a, b]), np.stack([b, b])).tolist() == pytest.approx([45, 0])
+    assert fac.angle(a, a + 1e-9 * b) == pytest.approx(np.degrees(1e-9), rel=1e-6)
+    assert fac.relative_distance(a, 2 * a) == pytest.approx(0.5)
+    left, right = fac.aligned_factors(0.6, 0.8, np.eye(5)[:, :2], np.eye(3)[:, :2], HIDDEN)
+    gradient = np.zeros((5, 3))
+    gradient[:2, :2] = [[1, 2], [3, 4]]
+    assert fac.effective_rate(left, right, gradient, 0.5) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="length_of_first = 0"):
+        fac.angle(0 * a, b)
+    with pytest.raises(ValueError, match=r"second has shape \(1, 2\); expected \(2, 2\)"):
+        fac.relative_distance(a, b[:1])
 
 
 def test_half_the_identity_twice_is_the_collapsed_matrix():

@@ -94,13 +94,13 @@ def _uniform(seed: int, name: str, rows: int, columns: int) -> np.ndarray:
     return stream.uniform(-1, 1, (rows, columns)) / math.sqrt(rows)
 
 
-def _balanced(product: np.ndarray, hidden: int) -> tuple[np.ndarray, np.ndarray]:
+def _balanced(where: str, product: np.ndarray, hidden: int) -> tuple[np.ndarray, np.ndarray]:
     """left @ right = product with leftᵀleft = right rightᵀ; hidden directions beyond the rank are zero."""
     u, s, vt = np.linalg.svd(product, full_matrices=False)
     s = np.where(s > s[:1] * max(product.shape) * np.finfo(float).eps, s, 0.0)  # rounding must not seed a hidden direction
     rank = np.count_nonzero(s)
     if rank > hidden:
-        raise ValueError(f"TwoCircuits: a circuit of rank {rank} with hidden = {hidden}; expected hidden >= {rank}. Widen `hidden`.")
+        raise ValueError(f"{where}: a circuit of rank {rank} with hidden = {hidden}; expected hidden >= {rank}. Widen `hidden`.")
     keep = min(hidden, len(s))
     left, right = np.zeros((product.shape[0], hidden)), np.zeros((hidden, product.shape[1]))
     left[:, :keep], right[:keep] = u[:, :keep] * np.sqrt(s[:keep]), np.sqrt(s[:keep, None]) * vt[:keep]
@@ -120,7 +120,7 @@ def _initial(init: str, seed: int, sizes: tuple[int, int, int], scale: float, la
         return {name: scale * _uniform(seed, name, *shape) for name, shape in shapes.items()}
     if init == "balanced":
         collapsed = {name: scale * _uniform(seed, name, *shapes[name]) for name in ("W_QK", "W_OV")}
-        (query, key), (value, out) = _balanced(collapsed["W_QK"], hidden), _balanced(collapsed["W_OV"], hidden)
+        (query, key), (value, out) = (_balanced("TwoCircuits", collapsed[name], hidden) for name in ("W_QK", "W_OV"))
         return collapsed | {"W_Q": query, "W_K": key.T, "W_V": value, "W_O": out}
     values = {name: scale * np.eye(*shape) for name, shape in shapes.items()}
     for name in ("W_O", "W_OV"):  # an output's column is the row of its label token
@@ -488,7 +488,7 @@ def twin(model: TwoCircuits, code: str, *, hidden: int | None = None) -> TwoCirc
             weights["W_QK" if side == QK else "W_OV"] = circuit.detach()
         else:
             flat = circuit.detach().double().cpu().numpy().reshape(-1, *circuit.shape[-2:])
-            split = [np.stack(parts) for parts in zip(*(_balanced(matrix, hidden) for matrix in flat), strict=True)]
+            split = [np.stack(parts) for parts in zip(*(_balanced("twin", matrix, hidden) for matrix in flat), strict=True)]
             left, right = (torch.as_tensor(part.reshape(*model.ensemble, *part.shape[1:])).to(circuit) for part in split)
             weights |= {pair[0]: left, pair[1]: right.mT if side == QK else right}
     return TwoCircuits.from_weights(score_scale=model.score_scale, **weights)

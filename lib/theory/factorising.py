@@ -30,6 +30,9 @@ from scipy.special import logsumexp, softmax
 
 from lib import checks
 
+#: Relative tolerance of the integrator: its error over the times used here stays below 1e-11, far below every effect looked for.
+RTOL = 1e-13
+
 Gradient = Callable[[np.ndarray], np.ndarray]
 
 
@@ -79,6 +82,75 @@ def preconditioners(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np
 def rescaled(p: np.ndarray, gradient: np.ndarray, r: np.ndarray) -> np.ndarray:
     """P G + G R, the field along which a product of two factors moves; [..., row, column]. Source: chapter p1_factorising (I1)."""
     return p @ gradient + gradient @ r
+
+
+def angle(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Angle between two matrices as vectors, in degrees.
+
+    Args:
+        first, second: [..., row, column].
+
+    Returns:
+        [...], from 0 (same direction) to 180.
+
+    Raises:
+        ValueError: different shapes, NaN, or a matrix of zeros, which has no direction.
+
+    Source: standard; used in chapter p1_factorising.
+    """
+    first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    checks.shape("angle", "second", second, first.shape)
+    checks.finite("angle", first=first, second=second)
+    lengths = np.linalg.norm(first, axis=(-2, -1)), np.linalg.norm(second, axis=(-2, -1))
+    checks.positive("angle", length_of_first=lengths[0], length_of_second=lengths[1])
+    u, v = (x / length[..., None, None] for x, length in zip((first, second), lengths, strict=True))
+    # half-angle form: the arc cosine would lose half the digits near 0
+    return np.degrees(2 * np.arctan2(np.linalg.norm(u - v, axis=(-2, -1)), np.linalg.norm(u + v, axis=(-2, -1))))
+
+
+def relative_distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Frobenius norm of the difference over that of the second.
+
+    Args:
+        first, second: [..., row, column].
+
+    Returns:
+        [...], dimensionless.
+
+    Raises:
+        ValueError: different shapes, NaN, or a second matrix of zeros.
+
+    Source: standard; used in chapter p1_factorising.
+    """
+    first, second = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    checks.shape("relative_distance", "second", second, first.shape)
+    checks.finite("relative_distance", first=first, second=second)
+    length = np.linalg.norm(second, axis=(-2, -1))
+    checks.positive("relative_distance", length_of_second=length)
+    return np.linalg.norm(first - second, axis=(-2, -1)) / length
+
+
+def effective_rate(left: np.ndarray, right: np.ndarray, gradient: np.ndarray, eta: float = 1.0) -> np.ndarray:
+    """How fast the product moves per unit of gradient, eta |P G + G R| / |G| in the Frobenius norm.
+
+    For one matrix trained directly this is eta. For aligned factors (I6) it is eta (a² + c²).
+
+    Args:
+        left, right, gradient: as in `factor_gradients`.
+        eta: rate of the factors, > 0.
+
+    Returns:
+        [...], per unit of time.
+
+    Raises:
+        ValueError: as `product_velocity`, or a gradient of zeros.
+
+    Source: derived in chapter p1_factorising (I1).
+    """
+    velocity = product_velocity(left, right, gradient, eta)
+    length = np.linalg.norm(np.asarray(gradient, dtype=float), axis=(-2, -1))
+    checks.positive("effective_rate", length_of_gradient=length)
+    return np.linalg.norm(velocity, axis=(-2, -1)) / length
 
 
 def factor_gradients(left: np.ndarray, right: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -457,7 +529,7 @@ def _integrate(where: str, start: Sequence[np.ndarray], velocity, times: ArrayLi
 
 
 def factor_flow(
-    left: np.ndarray, right: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = 1e-12
+    left: np.ndarray, right: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = RTOL
 ) -> tuple[np.ndarray, np.ndarray]:
     """Gradient flow of two factors, by an adaptive integrator whose error is far below every effect we look for.
 
@@ -490,7 +562,7 @@ def factor_flow(
 
 
 def closed_flow(
-    product: np.ndarray, p: np.ndarray, r: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = 1e-12
+    product: np.ndarray, p: np.ndarray, r: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = RTOL
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """I3 integrated: the product and both preconditioners over time, without factors.
 
@@ -514,7 +586,7 @@ def closed_flow(
     return w, left_square, right_square
 
 
-def balanced_flow(product: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = 1e-12) -> np.ndarray:
+def balanced_flow(product: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = RTOL) -> np.ndarray:
     """I5 integrated: W' = -eta ((W Wᵀ)^(1/2) G + G (Wᵀ W)^(1/2)), closed in W alone.
 
     It equals the product of the flowing factors when these start balanced, and differs when they don't.
@@ -541,7 +613,7 @@ def balanced_flow(product: np.ndarray, gradient: Gradient, times: ArrayLike, eta
 
 
 def preconditioned_flow(
-    product: np.ndarray, p: np.ndarray, r: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = 1e-12
+    product: np.ndarray, p: np.ndarray, r: np.ndarray, gradient: Gradient, times: ArrayLike, eta: float = 1.0, rtol: float = RTOL
 ) -> np.ndarray:
     """The control: W' = -eta (P G + G R) with preconditioners frozen at the values given.
 
