@@ -640,6 +640,7 @@ UNIFORM = markov.sticky_chain([0.25] * 4, 0.5)
             "c = 0",
         ),
         (lambda: cycle.rank_one_plateau(markov.sticky_chain(LAW, 0.0)), "c = 0"),
+        (lambda: cycle.rank_one_plateau(markov.sticky_chain([0.35, 0.325, 0.325], 0.15)), r"c = 8.45e-09 takes t = 3.27e\+09"),
         (lambda: cycle.time_per_decade(0.0), "rate = 0"),
         (lambda: cycle.RankOneFlow(CHAIN).near_saddle(0.0), "init_scale = 0"),
         (lambda: cycle.RankOneFlow(CHAIN).split(np.zeros(9)), "state has 9 entries; expected 10 for d = 4"),

@@ -161,6 +161,7 @@ def test_trap_an_absent_type_gets_nothing_whatever_its_score():
     pattern = markov.counted_softmax([[0.0, 700.0, np.log(3)]], [1, 0, 1])  # a maximum over all types would leave 0/0
     np.testing.assert_allclose(pattern, [[0.25, 0, 0.75]])
     assert pattern[0, 1] == 0
+    np.testing.assert_allclose(markov.counted_softmax([[-2000.0, 0.0, -2000 + np.log(3)]], [1, 0, 1]), [[0.25, 0, 0.75]])
 
 
 @settings(max_examples=25, deadline=None)

@@ -541,7 +541,7 @@ class Plateau:
         return np.linalg.svd(self.logit_gradient, compute_uv=False)
 
 
-def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1e5, tolerance: float = 1e-11) -> Plateau:
+def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1e6, tolerance: float = 1e-11) -> Plateau:
     """Where the rank-one flow from the second saddle comes to rest, polished by Newton steps.
 
     Critical points form a curve (attention and embedding can trade), so the flow, not the loss alone, says which point is meant. Tokens
@@ -557,7 +557,7 @@ def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1
         Plateau.
 
     Raises:
-        ValueError: uniform pi, c = 0, or not at rest at t_end.
+        ValueError: uniform pi, c = 0 or so small that t_end is too early, or not at rest at t_end.
 
     Source: paper 2, Thm 3.9; derived in chapter "Stuck, then a new direction".
     """
@@ -569,6 +569,10 @@ def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1
     flow = RankOneFlow(chain)
     state = flow.near_saddle(init_scale)
     leave = 4 * np.log(1 / init_scale) / np.abs(focus_rate(chain))  # past the exponential start, where the gradient is small too
+    if leave > t_end:
+        raise ValueError(
+            f"rank_one_plateau: leaving the second saddle at c = {focus_rate(chain):.3g} takes t = {leave:.3g}; raise t_end = {t_end:g}."
+        )
     _, states = flow.integrate(state, float(leave))
     state, elapsed = states[-1], float(leave)
     while np.linalg.norm(flow.gradient(state)) > 1e-7:
