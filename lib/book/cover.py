@@ -91,8 +91,16 @@ def film_strip(figure: Figure, run: Run, moments: Mapping[str, float], *, tokens
         if frame == 0:
             ax.set_yticks(range(len(names)), names, fontsize=10)
             ax.set_xticks(range(len(names)), names, fontsize=10)
-            ax.text(-0.24, 0.5, "query", rotation=90, ha="center", va="center", fontsize=10, color="#444444", transform=ax.transAxes)
-            ax.text(0.5, -0.24, "looks at", ha="center", va="center", fontsize=10, color="#444444", transform=ax.transAxes)
+            label = {
+                "xycoords": "axes fraction",
+                "textcoords": "offset points",
+                "ha": "center",
+                "va": "center",
+                "fontsize": 10,
+                "color": "#444444",
+            }
+            ax.annotate("query", (0, 0.5), xytext=(-21, 0), rotation=90, **label)
+            ax.annotate("looks at", (0.5, 0), xytext=(0, -22), **label)
         figure.add_artist(
             ConnectionPatch(
                 (times[moment], -0.15), (0.5, 1.19), stairs.get_xaxis_transform(), ax.transAxes, color=INK, linewidth=0.9, alpha=0.55
