@@ -1,7 +1,7 @@
 """The second picture of the cover: one training run as a loss staircase over a strip of attention matrices."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -91,7 +91,7 @@ def film_strip(figure: Figure, run: Run, moments: Mapping[str, float], *, tokens
         if frame == 0:
             ax.set_yticks(range(len(names)), names, fontsize=10)
             ax.set_xticks(range(len(names)), names, fontsize=10)
-            label = {
+            label: dict[str, Any] = {
                 "xycoords": "axes fraction",
                 "textcoords": "offset points",
                 "ha": "center",
