@@ -70,6 +70,31 @@ def test_equal_seeds_give_equal_batches_and_others_do_not():
     assert not np.array_equal(first.tokens, other.tokens)
 
 
+def test_every_sequence_is_there_once():
+    law = TwoPools(classes=3, pool=4, common_pool=5, distinct_slots=2, common_slots=3, queries=2, replacement=False)
+    everything = law.every_sequence()
+    assert len(everything.label) == 3 * 2 * 6 * 10
+    rows = {(q, *t) for q, t in zip(everything.query.tolist(), everything.tokens.tolist(), strict=True)}
+    assert len(rows) == len(everything.label)
+    drawn = law.sample(300, 0)
+    seen = {(q, *sorted(t)) for q, t in zip(drawn.query.tolist(), drawn.tokens.tolist(), strict=True)}
+    assert seen <= rows
+    assert np.array_equal(law.is_distinct(everything.tokens).sum(1), np.full(len(everything.label), 2))
+    counts = token_counts(everything.tokens, law.vocabulary)
+    assert np.ptp(counts[:, law.common_ids].sum(0)) == 0
+    for c in range(3):
+        own = counts[everything.label == c][:, law.distinct_ids]
+        assert np.ptp(own[:, c].sum(0)) == 0
+        assert own.sum() == own[:, c].sum()
+
+
+def test_enumeration_refuses_what_is_not_uniform_or_too_large():
+    with pytest.raises(ValueError, match="expected replacement=False"):
+        PRIMES.every_sequence()
+    with pytest.raises(ValueError, match=r"every_sequence: \d+ sequences; expected at most 100000"):
+        TwoPools(replacement=False).every_sequence()
+
+
 def test_counts_by_hand():
     assert token_counts(np.array([[0, 2, 2], [1, 1, 1]]), 4).tolist() == [[1, 0, 2, 0], [0, 3, 0, 0]]
 

@@ -18,8 +18,8 @@ def build(code="FAFO", **options):
 @pytest.mark.parametrize("code", CODES)
 def test_each_step_is_a_gradient_step_with_its_circuits_rate(code):
     model, plain = build(code), build(code)
-    run = descend(model, LAW, batch=31, data_seed=1, eta_qk=0.3, eta_ov=0.7, steps=3)
     sample = LAW.sample(31, 1)
+    run = descend(model, LAW, sample, eta_qk=0.3, eta_ov=0.7, steps=3)
     query, label, tokens = (torch.as_tensor(x) for x in (sample.query, sample.label, sample.tokens))
     for step in range(4):
         loss = plain.loss(query, label, tokens=tokens)
@@ -38,13 +38,13 @@ def test_each_step_is_a_gradient_step_with_its_circuits_rate(code):
 
 
 def test_training_finds_the_distinct_tokens():
-    run = descend(build("CACO"), LAW, batch=200, data_seed=0, eta_qk=2.0, eta_ov=2.0, steps=150)
+    run = descend(build("CACO"), LAW, LAW.sample(200, 0), eta_qk=2.0, eta_ov=2.0, steps=150)
     assert (run.loss[-1] < 0.1 * run.loss[0]).all()
     assert (run.mass[-1] > LAW.uniform_mass + 0.15).all()
 
 
 def test_bad_input_is_refused():
-    options = {"batch": 5, "data_seed": 0, "eta_qk": 1.0, "eta_ov": 1.0, "steps": 2}
+    options = {"sample": LAW.sample(5, 0), "eta_qk": 1.0, "eta_ov": 1.0, "steps": 2}
     small = TwoCircuits(LAW.vocabulary - 1, LAW.classes)
     with pytest.raises(ValueError, match=f"vocabulary {LAW.vocabulary - 1} and 3 outputs; expected {LAW.vocabulary} and 3"):
         descend(small, LAW, **options)

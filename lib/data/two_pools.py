@@ -19,10 +19,15 @@ apart, as the theory assumes.
 """
 
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 
 import numpy as np
 
 from lib import checks
+
+
+LARGEST = 100_000  # sequences that an enumeration may have
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +139,32 @@ class TwoPools:
         common = self.common_ids[self._slots(random, batch, self.common_pool, self.common_slots)]
         tokens = random.permuted(np.concatenate([distinct, common], axis=1), axis=1)
         return Sample(tokens, query, label)
+
+    def every_sequence(self) -> Sample:
+        """All sequences there are, each once and all equally likely: a mean over them is the exact expectation.
+
+        Only without replacement, where sequences with the same tokens in another order are one.
+
+        Returns:
+            Sample; tokens of a sequence are in increasing order.
+
+        Raises:
+            ValueError: a law with replacement (its sequences are not equally likely up to order), or more than 100,000 sequences.
+
+        Source: derived in chapter p1_two_circuits.
+        """
+        if self.replacement:
+            raise ValueError("every_sequence: the law draws with replacement; expected replacement=False. Sample instead.")
+        total = self.classes * self.queries * comb(self.pool, self.distinct_slots) * comb(self.common_pool, self.common_slots)
+        if total > LARGEST:
+            raise ValueError(f"every_sequence: {total} sequences; expected at most {LARGEST}. Take smaller pools, or sample.")
+        distinct, common = (
+            np.array(list(combinations(range(pool), slots)))
+            for pool, slots in ((self.pool, self.distinct_slots), (self.common_pool, self.common_slots))
+        )
+        label, asked, d, c = (x.ravel() for x in np.indices((self.classes, self.queries, len(distinct), len(common))))
+        tokens = np.concatenate([self.distinct_ids[label[:, None], distinct[d]], self.common_ids[common[c]]], axis=1)
+        return Sample(tokens, self.query_ids[label, asked], label)
 
     def _slots(self, random: np.random.Generator, batch: int, pool: int, slots: int) -> np.ndarray:
         """Indices into a pool, [batch, slot]."""

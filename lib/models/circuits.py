@@ -364,8 +364,8 @@ class TwoCircuits(nn.Module):
         if counts is None or tokens is not None:
             raise ValueError("pattern: expected exactly one of tokens= and counts=; counts are the tokens' exact summary.")
         query = self._query("pattern", query)
-        counts = self._spread(self._counts("pattern", query, counts))
-        return (self.attention_scores(query) + counts.log()).softmax(-1)  # log 0 = -inf gives exactly no attention
+        weights = self._spread(self._counts("pattern", query, counts).log())  # log 0 = -inf gives exactly no attention
+        return (self.attention_scores(query) + weights).softmax(-1)
 
     def logits(self, pattern: Tensor, *, tokens: Tensor | None = None) -> Tensor:
         """What the OV circuit says about a given pattern, learned or fixed.
@@ -417,7 +417,14 @@ class TwoCircuits(nn.Module):
 
         Source: paper 1's training objective.
         """
-        logits = self(query, tokens=tokens, counts=counts)
+        return self._cross_entropy(self(query, tokens=tokens, counts=counts), query, label)
+
+    def loss_and_pattern(self, query: Tensor, label: Tensor, *, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """`loss` and `pattern` in one pass, for training loops that watch both. Source: as these two."""
+        pattern = self.pattern(query, counts=counts)
+        return self._cross_entropy(self._logits(pattern, None), query, label), pattern
+
+    def _cross_entropy(self, logits: Tensor, query: Tensor, label: Tensor) -> Tensor:
         label = self._integers("loss", "label", label, self.outputs)
         checks.shape("loss", "label", label, tuple(torch.as_tensor(query).shape))
         target = self._spread(label[..., None])  # [*ensemble, batch, 1]

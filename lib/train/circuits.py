@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from lib import checks
-from lib.data.two_pools import TwoPools, token_counts
+from lib.data.two_pools import Sample, TwoPools, token_counts
 from lib.models.circuits import TwoCircuits
 
 
@@ -23,14 +23,13 @@ class Descent:
     mass: np.ndarray
 
 
-def descend(model: TwoCircuits, law: TwoPools, *, batch: int, data_seed: int, eta_qk: float, eta_ov: float, steps: int) -> Descent:
+def descend(model: TwoCircuits, law: TwoPools, sample: Sample, *, eta_qk: float, eta_ov: float, steps: int) -> Descent:
     """Train a model in place: full-batch gradient descent, one rate for each circuit.
 
     Args:
         model: its vocabulary is the law's, its outputs are the classes.
         law: the data.
-        batch: sequences in the fixed sample, shared by all members.
-        data_seed: of the sample.
+        sample: sequences of the law, shared by all members; `law.every_sequence()` makes the gradient exact.
         eta_qk: learning rate of the QK circuit's matrices, > 0.
         eta_ov: learning rate of the OV circuit's, > 0.
         steps: number of steps, >= 1.
@@ -43,12 +42,11 @@ def descend(model: TwoCircuits, law: TwoPools, *, batch: int, data_seed: int, et
 
     Source: paper 1, training of the synthetic models (there with fresh batches).
     """
-    checks.integer_at_least("descend", 1, batch=batch, steps=steps)
+    checks.integer_at_least("descend", 1, steps=steps)
     if (model.vocabulary, model.outputs) != (law.vocabulary, law.classes):
         raise ValueError(
             f"descend: model of vocabulary {model.vocabulary} and {model.outputs} outputs; expected {law.vocabulary} and {law.classes}."
         )
-    sample = law.sample(batch, data_seed)
     where = next(model.parameters())
     query, label = (torch.as_tensor(x, device=where.device) for x in (sample.query, sample.label))
     counts = torch.as_tensor(token_counts(sample.tokens, law.vocabulary), dtype=where.dtype, device=where.device)
@@ -56,13 +54,11 @@ def descend(model: TwoCircuits, law: TwoPools, *, batch: int, data_seed: int, et
     optimiser = torch.optim.SGD(model.parameter_groups(eta_qk, eta_ov))
     losses, masses = [], []
     for step in range(steps + 1):
-        loss = model.loss(query, label, counts=counts)  # [*ensemble]
+        loss, pattern = model.loss_and_pattern(query, label, counts=counts)  # [*ensemble], [*ensemble, batch, vocabulary]
         if not bool(torch.isfinite(loss).all()):
             raise ValueError(f"descend: the loss is not finite at step {step} (eta_qk = {eta_qk:g}, eta_ov = {eta_ov:g}); lower the rates.")
         losses.append(loss.detach().cpu().numpy())
-        with torch.no_grad():
-            pattern = model.pattern(query, counts=counts)  # [*ensemble, batch, vocabulary]
-        masses.append((pattern @ distinct).mean(-1).cpu().numpy())
+        masses.append((pattern.detach() @ distinct).mean(-1).cpu().numpy())
         if step < steps:
             optimiser.zero_grad()
             loss.sum().backward()
