@@ -547,14 +547,28 @@ def scalar_recursion(
 
 @dataclass(frozen=True)
 class Comparison:
-    """Full matrices against scalars: largest absolute differences over all steps, and where training ended."""
+    """Full matrices against scalars: largest absolute differences over all steps, and the training itself.
+
+    Attributes:
+        ov, qk, loss: largest absolute difference of an entry of ov_circuit, of qk_circuit, of the loss.
+        off_line_qk: share of the final qk_circuit that is not on the single line.
+        final_alpha: attention on the distinct slots at the end.
+        losses: of the full matrices, [step], nats.
+        scalars: what the scalars did.
+    """
 
     ov: float
     qk: float
     loss: float
     off_line_qk: float
-    final_loss: float
     final_alpha: float
+    losses: np.ndarray
+    scalars: ScalarRun
+
+    @property
+    def final_loss(self) -> float:
+        """Loss of the full matrices after the last step, nats."""
+        return float(self.losses[-1])
 
     @property
     def deviation(self) -> float:
@@ -571,10 +585,11 @@ def compare(population: Population, beginning: Beginning, *, eta_ov: float, eta_
     scalars = scalar_recursion(population, beginning, eta_ov=eta_ov, eta_qk=eta_qk, steps=steps, held=held)
     weights = {name: value.copy() for name, value in beginning.weights.items()}
     used = population.keys - (population.common_pool if held else 0)
-    worst = np.zeros(3)
+    worst, losses = np.zeros(3), np.empty(steps + 1)
     for step in range(steps + 1):
         qk, ov = circuits(weights)
         loss, slopes = gradients(population, weights, held)
+        losses[step] = loss
         line = population.qk_line(scalars.mu_uniform[step], scalars.mu_centred[step], held)
         apart = (
             np.abs(ov - scalars.mu_ov[step] * population.ov_line).max(),
@@ -587,7 +602,7 @@ def compare(population: Population, beginning: Beginning, *, eta_ov: float, eta_
                 weights[name] -= (eta_qk if name in ("W_QK", "W_Q", "W_K") else eta_ov) * slope
     off = off_line(qk[:, :used], population.qk_line(1.0, held=held)[:, :used])
     seen = np.where(np.arange(population.keys) < used, qk, 0.0)
-    return Comparison(float(worst[0]), float(worst[1]), float(worst[2]), off, float(loss), float(mean_attention(population, seen)))
+    return Comparison(float(worst[0]), float(worst[1]), float(worst[2]), off, float(mean_attention(population, seen)), losses, scalars)
 
 
 def off_line(matrix: np.ndarray, direction: np.ndarray) -> float:
