@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import one_hot, scaled_dot_product_attention
 
+from lib.data.two_pools import TwoPools
 from lib.models.circuits import CODES, TwoCircuits, circuit_of, parse_code, twin
 from lib.theory import factorising
+from lib.theory.population import Population, gradients
 
 VOCABULARY, OUTPUTS, HIDDEN, BATCH, KEYS = 11, 5, 13, 7, 3  # distinct primes: a swapped axis can't pass
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -215,6 +217,26 @@ def test_a_step_on_the_factors_moves_both_circuits_as_the_theory_says(seed):
         change = after[name] - before[name]
         assert np.abs(change).max() > 1e-3
         np.testing.assert_allclose(change, predicted[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.claim("P1-CIRCUITS")
+@pytest.mark.parametrize("code", CODES)
+def test_loss_and_gradients_equal_the_exact_population_of_the_theory(code):
+    """Two implementations that share no line: autograd over every sequence, and sums over enumerated counts by hand."""
+    law = TwoPools(classes=3, pool=4, common_pool=5, distinct_slots=2, common_slots=3, queries=2, replacement=False)
+    theirs = Population(classes=3, pool=4, common_pool=5, distinct=2, common=3, queries=2, replacement=False)
+    model = TwoCircuits.from_code(code, law.vocabulary, law.classes, hidden=7, init_scale=3.0, seed=1)
+    everything = law.every_sequence()
+    loss = model.loss(*(torch.as_tensor(x) for x in (everything.query, everything.label)), tokens=torch.as_tensor(everything.tokens))
+    loss.backward()
+    queries, keys = law.query_ids.ravel(), slice(0, theirs.keys)  # the theory keeps only the rows that can be asked or read
+    rows = {"W_Q": queries, "W_K": keys, "W_V": keys, "W_OV": keys, "W_O": slice(None), "W_QK": np.ix_(queries, np.arange(theirs.keys))}
+    ours = {name: value.detach().numpy()[rows[name]] for name, value in model.named_parameters()}
+    expected, slopes = gradients(theirs, ours)
+    assert abs(loss.item() - expected) < 1e-12
+    for name, parameter in model.named_parameters():
+        assert np.abs(slopes[name]).max() > 1e-3
+        np.testing.assert_allclose(parameter.grad.numpy()[rows[name]], slopes[name], rtol=0, atol=1e-12)
 
 
 def test_loss_is_each_members_own_cross_entropy():

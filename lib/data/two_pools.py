@@ -26,7 +26,6 @@ import numpy as np
 
 from lib import checks
 
-
 LARGEST = 100_000  # sequences that an enumeration may have
 
 
