@@ -143,3 +143,46 @@ def test_heatmap_measures_refuse_bad_input():
         separability(np.ones(3) / 3, np.ones(3))
     with pytest.raises(ValueError, match=r"key = 1\.5"):
         separability(np.array([1.5, 0.1]), np.array([True, False]))
+
+
+def plain_draws(state, contexts: int, length: int):
+    """The sampler in whole numbers of any size: xoshiro256++, words of 55 * 155**8 and more drawn again, eight base-155 digits a word."""
+    mask, table = 2**64 - 1, np.repeat(np.arange(20), SLOT_WEIGHTS)
+    a, b, c, d = (int(word) for word in state)
+    refused = 0
+
+    def word():
+        nonlocal a, b, c, d
+        s = (a + d) & mask
+        result = ((((s << 23) | (s >> 41)) & mask) + a) & mask
+        t = (b << 17) & mask
+        c ^= a
+        d ^= b
+        b ^= c
+        a ^= d
+        c ^= t
+        d = ((d << 45) | (d >> 19)) & mask
+        return result
+
+    rows = []
+    for _ in range(contexts):
+        label, slots = word() >> 62, []
+        while len(slots) < length:
+            number = word()
+            if number >= 55 * 155**8:
+                refused += 1
+                continue
+            for _ in range(4):
+                number, pair = divmod(number, 155**2)
+                slots += [table[pair % 155], table[pair // 155]]
+        rows.append((label, slots[:length]))
+    return rows, refused
+
+
+def test_compiled_sampler_is_the_plain_one_in_whole_numbers_rejections_included():
+    stream = Stream(21)
+    rows, refused = plain_draws(stream.state, 320, 62)
+    counts, classes = stream.counts(10)
+    assert refused >= 5
+    assert classes.ravel().tolist() == [label for label, _ in rows]
+    assert np.array_equal(counts.reshape(-1, 20), [np.bincount(slots, minlength=20) for _, slots in rows])
