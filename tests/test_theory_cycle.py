@@ -404,6 +404,50 @@ def test_second_query_recrosses_pi_when_its_embedding_changes_sign():
     assert abs(int(sign_change) - int(recrossing)) <= 1
 
 
+@pytest.mark.claim("P2-P3.8-all")
+def test_all_other_tokens_dilute_with_one_dominant_token_but_not_with_two():
+    alone, rival = (cycle.rank_one_plateau(markov.sticky_chain(law, 0.3)) for law in (LAW, (0.46, 0.37, 0.17)))
+    every = [bool(np.all(p.pattern[1:, 0] < p.flow.chain.stationary[0])) for p in (alone, rival)]
+    assert every == [True, False]
+    assert judged("P2-P3.8-all", share_of_chains=np.mean(every)) == "holds in part"
+    assert rival.pattern[1, 0] > 0.46 > rival.pattern[2, 0]  # the second frequent token joins the first, the rare one turns
+
+
+def test_ten_numbers_at_one_moment_predict_the_full_run():
+    run, reduced = whole_cycle(), cycle.RankOneFlow(CHAIN)
+    states = reduced.project(MODEL, run.parameters[45:140])
+    _, path = reduced.integrate(states[0], 94, times=np.arange(95.0))
+    np.testing.assert_allclose(reduced.loss(path), run.loss[45:140], atol=2e-3)
+    np.testing.assert_allclose(path[:, :4], states[:, :4], atol=0.02)
+    np.testing.assert_allclose(reduced.pattern(path)[-1], run.patterns[139], atol=5e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(states(), st.integers(2, 5), st.integers(0, 2**31))
+def test_projection_undoes_the_embedding_in_the_full_parameters(case, width, seed):
+    reduced, state = case
+    model = markov.PopulationModel(reduced.chain, width)
+    a, w = (v / np.linalg.norm(v) for v in np.random.default_rng(seed).standard_normal((2, width)))
+    assume(abs(state[0]) > 1e-3 and abs(state[-1] + state[-2]) > 1e-3)
+    back = reduced.project(model, reduced.embed(state, model, a, w))
+    sign = np.sign(state[0])
+    expected = np.concatenate([sign * state[:-2], np.sign(state[-1] + state[-2]) * state[-2:]])
+    np.testing.assert_allclose(back, expected, atol=1e-12)
+
+
+def test_with_the_embedding_held_focus_stays():
+    reduced = cycle.RankOneFlow(CHAIN)
+    start = reduced.near_saddle(1e-3)
+    _, (held,) = reduced.integrate(start, 400, held=("gamma",))
+    _, (free,) = reduced.integrate(start, 400)
+    assert np.array_equal(held[:4], start[:4])
+    assert np.all(reduced.pattern(held)[:, 0] > LAW[0])
+    assert np.all(reduced.pattern(free)[1:, 0] < LAW[0] - 0.1)
+    assert reduced.loss(held) > reduced.loss(free) + 0.05
+    with pytest.raises(ValueError, match="held = 'pi'"):
+        reduced.integrate(start, 1, held=("pi",))
+
+
 @pytest.mark.claim("P2-P3.8-dilute")
 def test_row_entropies_fall_and_then_rise_above_where_they_started():
     entropies = whole_cycle().row_entropies

@@ -173,8 +173,19 @@ RULES = {
 }
 
 
-def _crossing(times: np.ndarray, signal: np.ndarray, after: float) -> float | None:
-    """First time >= after at which the signal is <= 0, linear between samples."""
+def crossing(times: np.ndarray, signal: np.ndarray, after: float) -> float | None:
+    """First time >= after at which a signal is <= 0, linear between samples.
+
+    Args:
+        times: [time], increasing.
+        signal: [time].
+        after: where the search begins.
+
+    Returns:
+        The time; None if the signal stays positive.
+
+    Source: ours, behind every stage boundary; used in chapter p2_dilution for embedding and attention alike.
+    """
     below = np.flatnonzero((signal <= 0) & (times >= after))
     if not below.size:
         return None
@@ -249,13 +260,13 @@ def stages(run: Run) -> dict[str, Boundary]:
     def start(*names: str) -> float:
         return max([t for n in names if (t := found[n].time) is not None], default=float(times[0]))
 
-    settle("condensed", _crossing(times, loss - unigram - 0.02 * (uniform - unigram), times[0]))
+    settle("condensed", crossing(times, loss - unigram - 0.02 * (uniform - unigram), times[0]))
     capped = np.where(np.isfinite(gathered), gathered, uniform)  # linear interpolation needs finite numbers
-    settle("focus", _crossing(times, capped - 0.5 * unigram, start("condensed")), ("condensed",))
-    sharp = _crossing(times, capped - 0.1 * unigram, start("condensed"))
+    settle("focus", crossing(times, capped - 0.5 * unigram, start("condensed")), ("condensed",))
+    sharp = crossing(times, capped - 0.1 * unigram, start("condensed"))
     settle("peak", None if sharp is None else _peak(times, witness, sharp), ("focus",))
-    settle("dilution", _crossing(times, witness - pi[top] + 0.001, start("peak")), ("peak",))
-    settle("plateau", _crossing(times, loss - rank_one - 0.02 * (unigram - rank_one), start("condensed")), ("condensed",))
-    settle("new direction", _crossing(times, 0.2 - ratios["embedding"], start("condensed", "focus")), ("condensed", "focus"))
-    settle("second focus", _crossing(times, 0.2 - ratios["W_Q"], start("focus")), ("focus",))
+    settle("dilution", crossing(times, witness - pi[top] + 0.001, start("peak")), ("peak",))
+    settle("plateau", crossing(times, loss - rank_one - 0.02 * (unigram - rank_one), start("condensed")), ("condensed",))
+    settle("new direction", crossing(times, 0.2 - ratios["embedding"], start("condensed", "focus")), ("condensed", "focus"))
+    settle("second focus", crossing(times, 0.2 - ratios["W_Q"], start("focus")), ("focus",))
     return {name: found[name] for name in RULES}

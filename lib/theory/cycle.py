@@ -462,7 +462,32 @@ class RankOneFlow:
         mode = np.outer(direction, attention)
         return model.join(np.outer(gamma, direction), np.outer(direction, beta), q * mode, k * mode)
 
-    def integrate(self, state: np.ndarray, t_end: float, *, times=None, rtol: float = 1e-11, atol: float = 1e-13):
+    def project(self, model: PopulationModel, parameters: np.ndarray) -> np.ndarray:
+        """The state of the manifold nearest to full parameters that have condensed: what `embed` would have had to be given.
+
+        a is the leading right singular vector of the embedding (its sign makes token 0 positive), w points along
+        W_Q^T a + W_K^T a, the half of attention that grows for c > 0. What the parameters have outside is dropped.
+
+        Args:
+            model: population model of the same chain.
+            parameters: [..., size of the model].
+
+        Returns:
+            [..., 2 d + 2].
+
+        Source: Thm 3.4 (selected mode); used in chapter p2_dilution to predict a full run from one of its moments.
+        """
+        weights = model.split(parameters)
+        a = np.linalg.svd(weights.embedding, full_matrices=False)[2][..., :1, :]  # [..., 1, width]
+        a = a * np.sign((weights.embedding[..., :1, :] * a).sum(-1, keepdims=True))
+        by_query, by_key = a @ weights.W_Q, a @ weights.W_K  # [..., 1, width]
+        w = (by_query + by_key) / np.linalg.norm(by_query + by_key, axis=-1, keepdims=True)
+        strengths = [(side * w).sum(-1) for side in (by_query, by_key)]
+        return np.concatenate([(weights.embedding @ _transpose(a))[..., 0], (a @ weights.unembedding)[..., 0, :], *strengths], axis=-1)
+
+    def integrate(
+        self, state: np.ndarray, t_end: float, *, times=None, held: tuple[str, ...] = (), rtol: float = 1e-11, atol: float = 1e-13
+    ):
         """Flow from a state; few variables, so scipy's stiff-aware LSODA reaches very long times cheaply.
 
         A start in which twins are equal (see `twins`) stays so exactly, as in exact arithmetic.
@@ -471,20 +496,25 @@ class RankOneFlow:
             state: [2 d + 2].
             t_end: > 0.
             times: [time] samples; None = only the end.
+            held: parts of the state (gamma, beta, q, k) that stay as they are: what would happen if training could not move them?
 
         Returns:
             (times [time], states [time, 2 d + 2]).
 
         Raises:
-            ValueError: t_end <= 0, or the integrator gave up (its message is passed on).
+            ValueError: t_end <= 0, an unknown part, or the integrator gave up (its message is passed on).
 
         Source: gradient flow on the manifold.
         """
         checks.positive("RankOneFlow.integrate", t_end=t_end)
+        free = np.ones(self.size)
+        for name in held:
+            checks.one_of("RankOneFlow.integrate", RankOneState._fields, held=name)
+            getattr(self.split(free), name)[...] = 0
         sample = np.array([float(t_end)]) if times is None else np.asarray(times, dtype=float)
         twins = self.twins
         keep = twins if np.abs(twins @ state - state).max() <= TWIN * np.abs(state).max() else np.eye(self.size)
-        run = solve_ivp(lambda _, y: -keep @ self.gradient(y), (0, t_end), state, method="LSODA", rtol=rtol, atol=atol, t_eval=sample)
+        run = solve_ivp(lambda _, y: -free * (keep @ self.gradient(y)), (0, t_end), state, method="LSODA", rtol=rtol, atol=atol, t_eval=sample)
         if not run.success:
             raise ValueError(f"RankOneFlow.integrate: stopped at t = {run.t[-1] if run.t.size else 0:g} of {t_end:g}: {run.message}")
         return run.t, run.y.T
