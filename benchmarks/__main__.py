@@ -29,7 +29,10 @@ def main(prefix: str = "") -> list[dict]:
             continue
         made = function()
         for row in made if isinstance(made, list) else [made]:
-            print(f"{row['name']:34} {row['ours_s']:10.3g} s {row['reference_s']:10.3g} s {row['ratio']:8.1f}x  {row['agreement']:.1e}", flush=True)
+            print(
+                f"{row['name']:34} {row['ours_s']:10.3g} s {row['reference_s']:10.3g} s {row['ratio']:8.1f}x  {row['agreement']:.1e}",
+                flush=True,
+            )
             rows.append(row)
             path.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"written to {path.relative_to(ROOT)}")

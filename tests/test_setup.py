@@ -54,3 +54,18 @@ def test_no_tracked_file_is_data_or_names_a_machine():
     assert [
         name for name, text in texts.items() if machine.search(text) and name not in ("tests/test_setup.py", "tests/test_chapters.py")
     ] == []
+
+
+def test_the_readme_s_python_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_the_readme_s_commands_name_chapters_and_targets_that_exist():
+    text = (ROOT / "README.md").read_text()
+    for path in re.findall(r"chapters/\w+\.ipynb", text):
+        assert (ROOT / path).exists(), path
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z]+)", text)) <= targets
