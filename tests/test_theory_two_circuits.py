@@ -332,6 +332,7 @@ def test_output_strength_grows_like_the_logarithm_of_time():
     slopes = late([6, 12, 20, 40], 100.0)[1].ov_per_log
     assert verdict("P1-RATE-V", theory={"slope": slopes.tolist()}) == "holds"
     assert late(400, 0.01)[1].ov_per_log == pytest.approx(1.0, abs=0.02)  # slow ratios get there too, much later
+    assert late(10_000, 0.01)[1].ov_per_log == pytest.approx(1.0, abs=1e-4)  # where time passes in the last sliver of the path
 
 
 def test_speeds_of_growth_are_derivatives_of_the_state():
