@@ -81,6 +81,9 @@ def test_a_batch_of_parameters_is_the_single_ones_and_the_flow_runs_on_finite_co
     several = model.initial(0.8, [1, 2])
     np.testing.assert_allclose(model.gradient(several), [model.gradient(p) for p in several], atol=1e-15)
     np.testing.assert_allclose(model.query_loss(several), [model.query_loss(p) for p in several], atol=1e-14)
+    np.testing.assert_allclose(model.query_pattern(several), [model.query_pattern(p) for p in several], atol=1e-14)
+    full = markov.PopulationModel(CHAIN, 3)
+    np.testing.assert_allclose(full.query_loss(several) @ CHAIN.stationary, full.loss(several), atol=1e-14)
     run = flow.flow(model, several[0], 5, certify=False)
     assert run.loss[-1] < run.loss[0] - 0.1
     assert run.certificate.invariant_drift < 1e-5
@@ -95,8 +98,7 @@ def in_the_first_cycle():
 def gap(model, parameters, length, start=None):
     """E[L_s] - L per query, with the next token averaged over."""
     short = finite.FiniteModel(model.chain, model.width, finite.every_context(model.chain, length, start))
-    row = -(model.chain.transition * torch.tensor(model.logits(parameters)).log_softmax(-1).numpy()).sum(-1)
-    return short.query_loss(parameters) - row
+    return short.query_loss(parameters) - model.query_loss(parameters)
 
 
 @pytest.mark.claim("P2-pop")
@@ -124,6 +126,19 @@ def test_constant_of_the_length_law_is_the_limit_of_length_times_gap(chain, star
     limit = (8 * four - 6 * two + one) / 3  # s gap = K + a / s + b / s^2 + ...: two orders taken off
     np.testing.assert_allclose(finite.length_law(model, parameters, start), limit, rtol=5e-3, atol=2e-3)
     assert np.abs(limit).max() > 0.3
+
+
+def test_average_attention_of_a_query_tends_to_the_population_pattern_and_short_contexts_favour_the_query():
+    model = markov.PopulationModel(CIRCLE, 3)
+    parameters = model.initial(0.6, 1)
+    off = []
+    for length in (3, 100):
+        short = finite.FiniteModel(CIRCLE, 3, finite.every_context(CIRCLE, length))
+        mean = short.query_pattern(parameters)
+        np.testing.assert_allclose(mean.sum(-1), 1)
+        off.append(mean - model.pattern(parameters))
+    assert np.all(np.diag(off[0]) > 0.1)
+    assert np.abs(off[1]).max() < 0.02
 
 
 def test_early_in_training_short_contexts_help():

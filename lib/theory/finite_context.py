@@ -144,6 +144,11 @@ class FiniteModel(PopulationModel):
         """Attention over types in every context, [..., context, key]. Source: A_ij prop. to n_j e^{Phi_ij}, chapter p2_population."""
         return _softmax(self.attention_scores(parameters)[..., self.contexts.query, :] + self._log_counts)
 
+    def query_pattern(self, parameters: np.ndarray) -> np.ndarray:
+        """Attention given the query, averaged over its contexts, [..., query, key]. Source: ours; every type must be a query."""
+        total = self._by_query @ (self.contexts.weight[:, None] * self.context_pattern(parameters))
+        return total / (self._by_query @ self.contexts.weight)[:, None]
+
     def loss(self, parameters: np.ndarray) -> np.ndarray:
         """Average cross-entropy over the contexts, [...], nats. Source: paper 2."""
         w = self.split(parameters)

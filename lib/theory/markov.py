@@ -308,6 +308,10 @@ class PopulationModel:
         """Population cross-entropy in nats, [...]: L = - sum_i pi_i sum_k P_ik log softmax(Z_i)_k. Source: paper 2."""
         return -(self._query_weight * self.chain.transition * log_softmax(self.logits(parameters), axis=-1)).sum((-1, -2))
 
+    def query_loss(self, parameters: np.ndarray) -> np.ndarray:
+        """Cross-entropy given the query, [..., query], nats; `loss` is its average under pi. Source: paper 2."""
+        return -(self.chain.transition * log_softmax(self.logits(parameters), axis=-1)).sum(-1)
+
     def gradient(self, parameters: np.ndarray) -> np.ndarray:
         """Exact gradient of `loss`.
 
