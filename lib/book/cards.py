@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from importlib import metadata
@@ -62,6 +63,12 @@ def _plain(value: Any) -> Any:
     )
 
 
+def _text(card: dict) -> str:
+    """JSON with one line a list of numbers: small, and a change shows as a line."""
+    text = json.dumps(card, indent=1, ensure_ascii=False)
+    return re.sub(r"\[\s+([^\[\]{}"]*?)\s+\]", lambda found: "[" + re.sub(r",\s+", ", ", found[1]) + "]", text) + "\n"
+
+
 def save(name: str, *, config: dict, seeds: list[int], results: dict, seconds: float, folder: Path = FOLDER) -> Path:
     """Write data/results/<name>.json in one step, so that an interrupted write never leaves half a card.
 
@@ -82,14 +89,14 @@ def save(name: str, *, config: dict, seeds: list[int], results: dict, seconds: f
             "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "seconds": round(seconds, 1),
             "host": _host(),
-            "versions": {package: metadata.version(package) for package in ("numpy", "scipy", "torch")},
+            "versions": {package: metadata.version(package).split("+")[0] for package in ("numpy", "scipy", "torch")},
         },
         "results": _plain(results),
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(card, indent=1) + "\n")
+    part.write_text(_text(card))
     part.replace(path)
     return path
 
