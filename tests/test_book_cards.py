@@ -62,3 +62,10 @@ def test_things_without_a_place_in_a_card_are_refused(tmp_path):
 def test_no_card_holds_a_path():
     bad = [p.name for p in cards.FOLDER.glob("*.json") if '"/' in p.read_text()]
     assert bad == []
+
+
+def test_the_compact_text_is_the_same_card():
+    card = {"words": ["a, b ]", "[c"], "none": [], "numbers": [1.5, None, True, [2, 3]], "deep": {"x": [[0.1], [0.2, 0.3]]}}
+    text = cards._text(card)
+    assert json.loads(text) == card
+    assert "[0.2, 0.3]" in text

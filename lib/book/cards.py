@@ -66,7 +66,8 @@ def _plain(value: Any) -> Any:
 def _text(card: dict) -> str:
     """JSON with one line a list of numbers: small, and a change shows as a line."""
     text = json.dumps(card, indent=1, ensure_ascii=False)
-    return re.sub(r"\[\s+([^\[\]{}"]*?)\s+\]", lambda found: "[" + re.sub(r",\s+", ", ", found[1]) + "]", text) + "\n"
+    lists = re.compile(r'\[\s+([^\[\]{}"]*?)\s+\]')  # innermost ones, of anything but strings
+    return lists.sub(lambda found: "[" + re.sub(r",\s+", ", ", found[1]) + "]", text) + "\n"
 
 
 def save(name: str, *, config: dict, seeds: list[int], results: dict, seconds: float, folder: Path = FOLDER) -> Path:
