@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize_scalar
 
 from lib.book import claims
 from lib.theory import cycle, flow, markov
@@ -97,6 +97,16 @@ def near_origin(amplitude, init_scales, width=8, seed=0):
 
 def slope(x, y):
     return np.polyfit(np.log(x), np.log(y), 1)[0]
+
+
+def test_growing_mode_has_its_amplitude_at_the_condensation_time():
+    begin, amplitudes = MODEL.initial(1e-4, 2), np.array([0.01, 0.1])
+    times = cycle.condensation_time(MODEL, begin, amplitudes)
+    assert np.diff(times) == pytest.approx(np.log(10) / cycle.condensation_rate(LAW))
+    for parameters, amplitude in zip(cycle.linear_origin_flow(MODEL, begin, times), amplitudes, strict=True):
+        w = MODEL.split(parameters)
+        for matrix in (w.embedding, w.unembedding):
+            assert np.linalg.norm(matrix) == pytest.approx(amplitude, rel=2e-3)
 
 
 @pytest.mark.claim("P2-L3.1")
@@ -540,6 +550,18 @@ def test_prefactor_of_the_escape_rate_has_the_closed_form(pi_1, offsets, stickin
     assert judged("P2-T3.9-prefactor", relative_error=abs(measured / predicted - 1)) == "holds"
 
 
+@pytest.mark.claim("P2-T3.9-zero")
+def test_escape_rate_is_quadratic_where_its_constant_vanishes():
+    def size(stickiness):
+        return cycle.escape_prefactor(twins(0.0, stickiness=stickiness), TWINS)
+
+    at = minimize_scalar(size, bounds=(0.37, 0.41), method="bounded", options={"xatol": 1e-7}).x
+    assert at == pytest.approx(0.38940, abs=1e-4)
+    assert size(at) < 1e-6 < 1e-3 < min(size(0.37), size(0.41))
+    deltas = np.array([0.0005, 0.001, 0.002])
+    assert judged("P2-T3.9-zero", slope=slope(deltas, [twins(d, stickiness=at).escape_rates[0] for d in deltas])) == "holds"
+
+
 @pytest.mark.claim("P2-T3.9-tang")
 @pytest.mark.parametrize("delta", [0.0, 0.01, 0.05])
 def test_trap_four_zero_modes_are_gauges_and_not_slow_directions(delta):
@@ -596,6 +618,27 @@ def test_twins_stall_when_R_exceeds_one_and_part_by_themselves_below():
     assert closed[0] - chains_.floor[0] == pytest.approx(0.134308, abs=1e-5)
     assert np.all(stuck.singular_values["embedding"][:, 1] < 0.2 * stuck.singular_values["embedding"][:, 0] + (stuck.times < 10))
     assert free.loss[-1] < closed[1] - 0.02
+
+
+@pytest.mark.claim("P2-T3.9-stuck")
+def test_twins_are_not_stuck_in_all_settings():
+    grid, frequent = np.linspace(0.05, 0.95, 19), np.linspace(0.4, 0.9, 11)
+    ratio = np.stack([cycle.symmetry_ratio(frequent, d, grid[:, None]) for d in (3, 4, 6, 10)])  # [d, stickiness, pi_1]
+    assert judged("P2-T3.9-stuck", share_of_settings=np.mean(ratio > 1)) == "holds in part"
+    assert np.all(ratio[:, grid < 0.12] > 1)  # rarely repeated: stuck
+    assert np.all(ratio[:, grid > 0.93] < 1)  # often repeated: they part
+    assert np.all(np.diff(ratio, axis=1) < 0)
+
+
+def test_parting_twins_leave_at_the_negative_eigenvalue_of_their_block():
+    chain = cycle.twin_chain(0.6, (0.0,) * 3, 0.0, 0.7)
+    plateau = cycle.rank_one_plateau(chain)
+    rate = -np.linalg.eigvalsh(cycle.twin_block(plateau))[0]
+    model = markov.PopulationModel(chain, 8)
+    run = flow.flow(model, model.initial(1e-3, 0), 330, certify=False)
+    spread = np.ptp(plateau.flow.project(model, run.parameters)[:, 1:4], axis=1)
+    window = (spread > 0.005) & (spread < 0.05) & (run.times > 140)
+    assert np.polyfit(run.times[window], np.log(spread[window]), 1)[0] == pytest.approx(rate, rel=0.05)
 
 
 def test_trap_an_exactly_symmetric_start_never_parts_even_where_it_is_unstable():

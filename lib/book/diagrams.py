@@ -98,3 +98,27 @@ def trace(axes, words, scores, pattern, classes, probabilities, distinct) -> Non
         ax.set_xticks([])
         ax.spines[["bottom", "left"]].set_visible(False)
         ax.tick_params(length=0)
+
+
+def arrows(ax, vectors, colors, names="") -> None:
+    """Vectors of a plane as arrows from one point, enlarged until the longest fits; what counts is where they point.
+
+    Args:
+        ax: axes; ticks are removed, a light frame stays.
+        vectors: [vector, 2].
+        colors: one a vector.
+        names: a letter for each vector, written at its tip where it is long enough to have one.
+    """
+    lengths = [float(x * x + y * y) ** 0.5 for x, y in vectors]
+    longest = max(lengths)
+    ax.axhline(0, color="#dddddd", linewidth=0.8, zorder=0)
+    ax.axvline(0, color="#dddddd", linewidth=0.8, zorder=0)
+    for (x, y), length, color, name in zip(vectors, lengths, colors, names or [""] * len(lengths), strict=True):
+        x, y = x / longest, y / longest
+        ax.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2.0, "shrinkA": 0, "shrinkB": 0})
+        if length > 0.08 * longest:
+            beyond = 1 + 0.16 * longest / length  # a fixed distance past the tip
+            ax.text(x * beyond, y * beyond, name, color=color, ha="center", va="center", weight="bold")
+    ax.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(True)
+    ax.spines[:].set(color="#cccccc", linewidth=0.8)

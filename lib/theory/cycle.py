@@ -73,10 +73,39 @@ def condensation_direction(model: PopulationModel, parameters: np.ndarray) -> np
 
     Source: paper 2, Thm 3.2 (growing half of the linear flow at the origin).
     """
+    growing = _growing(model, parameters)
+    return growing / np.linalg.norm(growing, axis=-1, keepdims=True)
+
+
+def _growing(model: PopulationModel, parameters: np.ndarray) -> np.ndarray:
+    """Twice the growing mode of the linear flow at the origin, p + b, [..., width]."""
     towards, away = _origin_profiles(model.chain.stationary)
     w = model.split(parameters)
-    growing = (towards[..., None, :] @ w.embedding)[..., 0, :] + (w.unembedding @ away[..., None])[..., 0]  # [..., width]
-    return growing / np.linalg.norm(growing, axis=-1, keepdims=True)
+    return (towards[..., None, :] @ w.embedding)[..., 0, :] + (w.unembedding @ away[..., None])[..., 0]
+
+
+def condensation_time(model: PopulationModel, parameters: np.ndarray, amplitude) -> np.ndarray:
+    """When the growing mode of the linear flow at the origin reaches an amplitude: log(amplitude / initial amplitude) / mu.
+
+    The amplitude is |p + b| / 2 with p = W_0^T pi/|pi| and b = W_1 r/|r|: what W_0 and W_1 each have along their own profile once the
+    decaying half is gone.
+
+    Args:
+        model: population model of one chain.
+        parameters: [size], start.
+        amplitude: [...], > 0.
+
+    Returns:
+        [...], flow time; negative if the start is already beyond.
+
+    Raises:
+        ValueError: uniform pi, or amplitude <= 0.
+
+    Source: paper 2, Thm 3.2 (length of Stage I); derived in chapter p2_condensation.
+    """
+    checks.positive("condensation_time", amplitude=amplitude)
+    begun = np.linalg.norm(_growing(model, parameters)) / 2
+    return np.log(np.asarray(amplitude, dtype=float) / begun) / condensation_rate(model.chain.stationary)
 
 
 def linear_origin_flow(model: PopulationModel, parameters: np.ndarray, times) -> np.ndarray:
@@ -514,7 +543,9 @@ class RankOneFlow:
         sample = np.array([float(t_end)]) if times is None else np.asarray(times, dtype=float)
         twins = self.twins
         keep = twins if np.abs(twins @ state - state).max() <= TWIN * np.abs(state).max() else np.eye(self.size)
-        run = solve_ivp(lambda _, y: -free * (keep @ self.gradient(y)), (0, t_end), state, method="LSODA", rtol=rtol, atol=atol, t_eval=sample)
+        run = solve_ivp(
+            lambda _, y: -free * (keep @ self.gradient(y)), (0, t_end), state, method="LSODA", rtol=rtol, atol=atol, t_eval=sample
+        )
         if not run.success:
             raise ValueError(f"RankOneFlow.integrate: stopped at t = {run.t[-1] if run.t.size else 0:g} of {t_end:g}: {run.message}")
         return run.t, run.y.T
