@@ -16,40 +16,59 @@ VOCABULARY = 50
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=False)
-def _exp_all(x, power):
-    """exp of every entry of x <= 0, in place; NaN stays NaN. Vectorises, unlike calls of the C library.
+@njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+def _exp_rows(z, tops, power):
+    """exp(z[i, v] - tops[i]) in place, for exponents <= 0; NaN stays NaN. Vectorises, unlike calls of the C library.
 
-    x = k ln 2 + r with |r| < 0.35: 2**k by its exponent bits, exp(r) by its Taylor series to r**13 (rounding error only).
-    Adding 1.5 * 2**52 leaves the rounded k in the low bits. Sums must not be reordered here, and fastmath=False must be written
-    out: a function that leaves it open is compiled with the flags of its caller.
+    x = k ln 2 + r with |r| < 0.35: exp(r) by a polynomial to rounding error, then k is added to its exponent bits. Adding
+    1.5 * 2**52 (2**23) leaves the rounded k in the low bits. Sums must not be reordered here, which is why the flags are
+    written out: a function that leaves them open is compiled with those of its caller.
     """
-    bits = power.view(np.int64)
-    for i in range(x.size):
-        entry = np.float64(x[i])
-        v = -700.0 if entry < -700.0 else entry  # 1e-304: the sum over tokens holds a 1
-        shifted = v * 1.4426950408889634 + 6755399441055744.0
-        power[i] = shifted
-        k = shifted - 6755399441055744.0
-        r = (v - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10
-        p = 1.6059043836821613e-10
-        p = p * r + 2.08767569878681e-09
-        p = p * r + 2.505210838544172e-08
-        p = p * r + 2.755731922398589e-07
-        p = p * r + 2.7557319223985893e-06
-        p = p * r + 2.48015873015873e-05
-        p = p * r + 1.984126984126984e-04
-        p = p * r + 1.388888888888889e-03
-        p = p * r + 8.333333333333333e-03
-        p = p * r + 4.1666666666666664e-02
-        p = p * r + 1.6666666666666666e-01
-        p = p * r + 0.5
-        p = p * r + 1.0
-        x[i] = p * r + 1.0
-    for i in range(x.size):
-        bits[i] = (bits[i] + 1023) << 52
-    for i in range(x.size):
-        x[i] *= power[i]
+    f = z.dtype.type
+    if z.itemsize == 8:
+        bits, k_bits = z.view(np.int64), power.view(np.int64)
+        for i in range(z.shape[0]):
+            for v in range(WIDTH):
+                entry = z[i, v] - tops[i]
+                x = f(-700.0) if entry < f(-700.0) else entry  # 1e-304, beside a sum that holds a 1
+                shifted = x * f(1.4426950408889634) + f(6755399441055744.0)
+                power[i, v] = shifted
+                k = shifted - f(6755399441055744.0)
+                r = (x - k * f(6.93147180369123816490e-01)) - k * f(1.90821492927058770002e-10)
+                p = f(1.6059043836821613e-10) * r + f(2.08767569878681e-09)
+                p = p * r + f(2.505210838544172e-08)
+                p = p * r + f(2.755731922398589e-07)
+                p = p * r + f(2.7557319223985893e-06)
+                p = p * r + f(2.48015873015873e-05)
+                p = p * r + f(1.984126984126984e-04)
+                p = p * r + f(1.388888888888889e-03)
+                p = p * r + f(8.333333333333333e-03)
+                p = p * r + f(4.1666666666666664e-02)
+                p = p * r + f(1.6666666666666666e-01)
+                p = p * r + f(0.5)
+                p = p * r + f(1.0)
+                z[i, v] = p * r + f(1.0)
+            for v in range(WIDTH):
+                bits[i, v] += k_bits[i, v] << 52
+    else:
+        bits_32, k_bits_32 = z.view(np.int32), power.view(np.int32)
+        for i in range(z.shape[0]):
+            for v in range(WIDTH):
+                entry = z[i, v] - tops[i]
+                x = f(-87.0) if entry < f(-87.0) else entry  # 2e-38
+                shifted = x * f(1.4426950408889634) + f(12582912.0)
+                power[i, v] = shifted
+                k = shifted - f(12582912.0)
+                r = (x - k * f(0.693359375)) - k * f(-2.12194440054690583e-4)
+                p = f(1.984126984126984e-04) * r + f(1.388888888888889e-03)
+                p = p * r + f(8.333333333333333e-03)
+                p = p * r + f(4.1666666666666664e-02)
+                p = p * r + f(1.6666666666666666e-01)
+                p = p * r + f(0.5)
+                p = p * r + f(1.0)
+                z[i, v] = p * r + f(1.0)
+            for v in range(WIDTH):
+                bits_32[i, v] += k_bits_32[i, v] << np.int32(23)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -69,84 +88,101 @@ def _sort_by_class(classes, place, starts):
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
-def _output_pass(attention, starts, tokens, label, weight, bias, logits, power, rows, gradient, bias_gradient):
-    """Loss of a batch given its attention per slot, and the gradients of all that stands after the pattern.
+def _mix(common, distinct, starts, tokens, matrix, out, part):
+    """Rows of a matrix [token, width] weighted by attention: out [sample, width].
 
-    Args:
-        attention: [sample, slot], attention summed over a slot's positions, sorted by class; starts: [class + 1].
-        tokens: [class, slot], token ids; label: [class], token ids.
-        weight: [token, WIDTH], output circuit; bias: [WIDTH], minus infinity in the padding, which so gets no probability.
-        logits: [sample, WIDTH], overwritten by d loss / d logits; power: scratch of the same shape, float64.
-        rows: [class, slot, WIDTH], overwritten by the rows of `weight` that a class uses.
-        gradient: [token, WIDTH] and bias_gradient: [WIDTH], overwritten.
-
-    Returns:
-        mean cross-entropy in nats.
+    Common tokens are the first rows for everybody, a class's distinct tokens are neighbours: products of slices, no copies.
     """
-    samples, slots = attention.shape
-    used, lanes = np.empty((slots, WIDTH), weight.dtype), np.empty(LANES, weight.dtype)
-    gradient[:] = 0.0
-    bias_gradient[:] = 0.0
-    loss = 0.0
+    n = common.shape[1]
+    np.dot(common, matrix[:n], out)
     for c in range(tokens.shape[0]):
-        for j in range(slots):
-            for v in range(WIDTH):
-                rows[c, j, v] = weight[tokens[c, j], v]
-        if starts[c] == starts[c + 1]:
-            continue
-        a, z = attention[starts[c] : starts[c + 1]], logits[starts[c] : starts[c + 1]]
-        np.dot(a, rows[c], z)
-        for i in range(z.shape[0]):
-            for v in range(WIDTH):
-                z[i, v] += bias[v]
+        low, high, first = starts[c], starts[c + 1], tokens[c, n]
+        if low < high:
+            np.dot(distinct[low:high], matrix[first : first + distinct.shape[1]], part[low:high])
+    for i in range(out.shape[0]):
+        for v in range(out.shape[1]):
+            out[i, v] += part[i, v]
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
+def _to_rows(common, distinct, starts, tokens, to_out, gradient):
+    """Gradient of the matrix of `_mix` [token, width], given that of its result."""
+    n = common.shape[1]
+    np.dot(common.T, to_out, gradient[:n])
+    for c in range(tokens.shape[0]):
+        low, high, first = starts[c], starts[c + 1], tokens[c, n]
+        if low < high:
+            np.dot(distinct[low:high].T, to_out[low:high], gradient[first : first + distinct.shape[1]])
+        else:
+            gradient[first : first + distinct.shape[1]] = 0.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
+def _to_attention(starts, tokens, matrix, to_out, to_common, to_distinct):
+    """Gradient of the attention of `_mix`, given that of its result."""
+    n = to_common.shape[1]
+    np.dot(to_out, matrix[:n].T, to_common)
+    for c in range(tokens.shape[0]):
+        low, high, first = starts[c], starts[c + 1], tokens[c, n]
+        if low < high:
+            np.dot(to_out[low:high], matrix[first : first + to_distinct.shape[1]].T, to_distinct[low:high])
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
+def _cross_entropy(logits, starts, label, biased, bias, tops, power, bias_gradient):
+    """Mean cross-entropy in nats of a batch sorted by class; logits [sample, WIDTH] become d loss / d logits.
+
+    tops [sample] and power [sample, WIDTH] are scratch; bias and its gradient are touched only if `biased`.
+    """
+    samples = logits.shape[0]
+    lanes = np.empty(LANES, logits.dtype)
+    loss = 0.0
+    for c in range(label.size):
+        for i in range(starts[c], starts[c + 1]):
+            z = logits[i]
+            if biased:
+                for v in range(WIDTH):
+                    z[v] += bias[v]
+            for v in range(VOCABULARY, WIDTH):
+                z[v] = -np.inf  # the padding gets no probability
             for v in range(LANES):
-                lanes[v] = z[i, v]
+                lanes[v] = z[v]
             for b in range(LANES, WIDTH, LANES):
                 for v in range(LANES):
-                    lanes[v] = z[i, b + v] if z[i, b + v] > lanes[v] else lanes[v]
+                    lanes[v] = z[b + v] if z[b + v] > lanes[v] else lanes[v]
             top = lanes[0]
             for v in range(1, LANES):
                 top = lanes[v] if lanes[v] > top else top
-            loss += np.float64(top) - np.float64(z[i, label[c]])
+            tops[i] = top
+            loss += np.float64(top) - np.float64(z[label[c]])
+    _exp_rows(logits, tops, power)
+    for c in range(label.size):
+        for i in range(starts[c], starts[c + 1]):
+            z = logits[i]
+            total = 0.0 * z[0]
             for v in range(WIDTH):
-                z[i, v] -= top
-        _exp_all(z.reshape(-1), power[starts[c] : starts[c + 1]].reshape(-1))
-        for i in range(z.shape[0]):
-            total = 0.0 * z[i, 0]
-            for v in range(WIDTH):
-                total += z[i, v]
+                total += z[v]
             loss += np.log(np.float64(total))
             share = 1.0 / (total * samples)
             for v in range(WIDTH):
-                z[i, v] *= share
+                z[v] *= share
             for v in range(VOCABULARY, WIDTH):
-                z[i, v] = 0.0
-            z[i, label[c]] -= 1.0 / samples
+                z[v] = 0.0
+            z[label[c]] -= 1.0 / samples
+    if biased:
+        bias_gradient[:] = 0.0
+        for i in range(samples):
             for v in range(WIDTH):
-                bias_gradient[v] += z[i, v]
-        np.dot(a.T, z, used)
-        for j in range(slots):
-            for v in range(WIDTH):
-                gradient[tokens[c, j], v] += used[j, v]
+                bias_gradient[v] += logits[i, v]
     return loss / samples
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
-def _output_update(factorised, eta, W_V, W_O, gradient, gradient_V, gradient_O):
-    """Apply the gradient of the output circuit: to W_O alone, or by the chain rule to both factors of W_V W_O, at once."""
-    if factorised:
-        np.dot(W_V.T, gradient, gradient_O)
-        np.dot(gradient, W_O.T, gradient_V)
-        for t in range(W_V.shape[0]):
-            for h in range(W_V.shape[1]):
-                W_V[t, h] -= eta * gradient_V[t, h]
-        for h in range(W_O.shape[0]):
-            for v in range(WIDTH):
-                W_O[h, v] -= eta * gradient_O[h, v]
-    else:
-        for t in range(W_O.shape[0]):
-            for v in range(WIDTH):
-                W_O[t, v] -= eta * gradient[t, v]
+def _descend(weights, eta, gradient):
+    """weights -= eta * gradient, in place."""
+    for i in range(weights.shape[0]):
+        for v in range(weights.shape[1]):
+            weights[i, v] -= eta * gradient[i, v]
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FAST)
@@ -156,7 +192,8 @@ def train_attention(
     """SGD on a stretch of batches for a one-head attention model of which only the query position is read.
 
     Args:
-        counts: [step, sample, slot] of the context; classes: [step, sample]; tokens: [class, slot].
+        counts: [step, sample, slot] of the context; classes: [step, sample].
+        tokens: [class, slot]; the first half of the slots are tokens 0, 1, ... for every class, the second half neighbours.
         query, label: [class], ids of common tokens, which are their slots too.
         attended: how often the query token is among its own keys (0 or 1).
         split_qk, split_ov: whether attention and output are factorised into two matrices.
@@ -171,79 +208,98 @@ def train_attention(
     """
     kind = W_O.dtype
     steps, samples, slots = counts.shape
-    n_classes = tokens.shape[0]
-    attention, wanted = np.empty((samples, slots), kind), np.empty((samples, slots), kind)
+    n_classes, n = tokens.shape[0], slots // 2
+    common, distinct = np.empty((samples, n), kind), np.empty((samples, slots - n), kind)
+    to_common, to_distinct = np.empty((samples, n), kind), np.empty((samples, slots - n), kind)
     place, starts = np.empty(samples, np.int64), np.empty(n_classes + 1, np.int64)
-    logits, power = np.empty((samples, WIDTH), kind), np.empty((samples, WIDTH), np.float64)
-    rows = np.empty((n_classes, slots, WIDTH), kind)
-    gradient, gradient_O, gradient_V = np.empty((VOCABULARY, WIDTH), kind), np.empty(W_O.shape, kind), np.empty(W_V.shape, kind)
-    circuit, bias, bias_gradient = np.empty((VOCABULARY, WIDTH), kind), np.zeros(WIDTH, kind), np.empty(WIDTH, kind)
-    bias[VOCABULARY:] = -np.inf
-    scores, score_gradient = np.empty((n_classes, slots), kind), np.empty((n_classes, slots), kind)
+    logits, part, power = np.empty((samples, WIDTH), kind), np.empty((samples, WIDTH), kind), np.empty((samples, WIDTH), kind)
+    hidden, to_hidden = np.empty((samples, W_V.shape[1]), kind), np.empty((samples, W_V.shape[1]), kind)
+    hidden_part, turned = np.empty((samples, W_V.shape[1]), kind), np.empty((WIDTH, W_O.shape[0]), kind)
+    gradient_O, gradient_V = np.empty(W_O.shape, kind), np.empty(W_V.shape, kind)
+    tops, bias = np.empty(samples, kind), np.empty(0, kind)
+    scores, to_scores = np.empty((n_classes, VOCABULARY), kind), np.zeros((n_classes, VOCABULARY), kind)
+    weight, to_slots = np.empty((n_classes, slots), kind), np.empty((n_classes, slots), kind)
     gradient_Q, gradient_K = np.empty(W_Q.shape, kind), np.empty(W_K.shape, kind)
-    scale = W_Q.dtype.type(1.0 / np.sqrt(VOCABULARY))
+    scale = kind.type(1.0 / np.sqrt(VOCABULARY))
     for step in range(steps):
+        if split_qk:
+            np.dot(W_Q, W_K.T, scores)
+        else:
+            scores[:] = W_Q
         for c in range(n_classes):
             top = -np.inf
             for j in range(slots):
-                if split_qk:
-                    dot = 0.0 * scale
-                    for h in range(W_Q.shape[1]):
-                        dot += W_Q[c, h] * W_K[tokens[c, j], h]
-                else:
-                    dot = W_Q[c, tokens[c, j]]
-                scores[c, j] = dot * scale
-                top = max(top, scores[c, j])
+                weight[c, j] = scores[c, tokens[c, j]] * scale
+                top = max(top, weight[c, j])
             for j in range(slots):
-                scores[c, j] = np.exp(scores[c, j] - top)  # from here on: the weight of one key
-                score_gradient[c, j] = 0.0
+                weight[c, j] = np.exp(weight[c, j] - top)  # of one key, before normalisation
+                to_slots[c, j] = 0.0
         _sort_by_class(classes[step], place, starts)
         for i in range(samples):
-            c, a = classes[step, i], attention[place[i]]
-            total = attended * scores[c, query[c]]
-            for j in range(slots):
-                total += counts[step, i, j] * scores[c, j]
+            c, own = classes[step, i], counts[step, i]
+            near, far, w = common[place[i]], distinct[place[i]], weight[c]
+            for j in range(n):
+                near[j] = own[j] * w[j]
+            for j in range(slots - n):
+                far[j] = own[n + j] * w[n + j]
+            near[query[c]] += attended * w[query[c]]
+            total = 0.0 * scale
+            for j in range(n):
+                total += near[j]
+            for j in range(slots - n):
+                total += far[j]
             share = 1.0 / total
-            for j in range(slots):
-                a[j] = counts[step, i, j] * scores[c, j] * share
-            a[query[c]] += attended * scores[c, query[c]] * share
+            for j in range(n):
+                near[j] *= share
+            for j in range(slots - n):
+                far[j] *= share
         if split_ov:
-            np.dot(W_V, W_O, circuit)
-            weight = circuit
+            _mix(common, distinct, starts, tokens, W_V, hidden, hidden_part)
+            np.dot(hidden, W_O, logits)
         else:
-            weight = W_O
-        loss = _output_pass(attention, starts, tokens, label, weight, bias, logits, power, rows, gradient, bias_gradient)
+            _mix(common, distinct, starts, tokens, W_O, logits, part)
+        loss = _cross_entropy(logits, starts, label, False, bias, tops, power, bias)
         if not np.isfinite(loss):
             return step
         losses[step // block] += loss / block
-        for c in range(n_classes):
-            if starts[c] == starts[c + 1]:
-                continue
-            a, w = attention[starts[c] : starts[c + 1]], wanted[starts[c] : starts[c + 1]]
-            np.dot(logits[starts[c] : starts[c + 1]], rows[c].T, w)  # d loss / d attention
-            for i in range(a.shape[0]):
-                mean = 0.0 * scale
-                for j in range(slots):
-                    mean += a[i, j] * w[i, j]
-                for j in range(slots):
-                    score_gradient[c, j] += a[i, j] * (w[i, j] - mean)
-        eta = W_Q.dtype.type((eta_qk + eta_slope * (first + step)) / np.sqrt(VOCABULARY))
-        if split_qk:
-            gradient_Q[:] = 0.0
-            gradient_K[:] = 0.0
-            for c in range(n_classes):
-                for j in range(slots):
-                    t, s = tokens[c, j], score_gradient[c, j]
-                    for h in range(W_Q.shape[1]):
-                        gradient_Q[c, h] += s * W_K[t, h]
-                        gradient_K[t, h] += s * W_Q[c, h]
-            W_Q -= eta * gradient_Q
-            W_K -= eta * gradient_K
+        # All gradients before any update: each needs the old value of the other factor.
+        if split_ov:
+            np.dot(hidden.T, logits, gradient_O)
+            for v in range(WIDTH):
+                for h in range(W_O.shape[0]):
+                    turned[v, h] = W_O[h, v]
+            np.dot(logits, turned, to_hidden)  # faster than a product with W_O.T by more than the copy costs
+            _to_rows(common, distinct, starts, tokens, to_hidden, gradient_V)
+            _to_attention(starts, tokens, W_V, to_hidden, to_common, to_distinct)
         else:
-            for c in range(n_classes):
-                for j in range(slots):
-                    W_Q[c, tokens[c, j]] -= eta * score_gradient[c, j]
-        _output_update(split_ov, kind.type(eta_ov), W_V, W_O, gradient, gradient_V, gradient_O)
+            _to_rows(common, distinct, starts, tokens, logits, gradient_O)
+            _to_attention(starts, tokens, W_O, logits, to_common, to_distinct)
+        for c in range(n_classes):
+            s = to_slots[c]
+            for i in range(starts[c], starts[c + 1]):
+                near, far, to_near, to_far = common[i], distinct[i], to_common[i], to_distinct[i]
+                mean = 0.0 * scale
+                for j in range(n):
+                    mean += near[j] * to_near[j]
+                for j in range(slots - n):
+                    mean += far[j] * to_far[j]
+                for j in range(n):
+                    s[j] += near[j] * (to_near[j] - mean)
+                for j in range(slots - n):
+                    s[n + j] += far[j] * (to_far[j] - mean)
+            for j in range(slots):
+                to_scores[c, tokens[c, j]] = s[j]
+        eta = kind.type((eta_qk + eta_slope * (first + step)) / np.sqrt(VOCABULARY))
+        if split_qk:
+            np.dot(to_scores, W_K, gradient_Q)
+            np.dot(to_scores.T, W_Q, gradient_K)
+            _descend(W_Q, eta, gradient_Q)
+            _descend(W_K, eta, gradient_K)
+        else:
+            _descend(W_Q, eta, to_scores)
+        _descend(W_O, kind.type(eta_ov), gradient_O)
+        if split_ov:
+            _descend(W_V, kind.type(eta_ov), gradient_V)
     return -1
 
 
@@ -252,7 +308,7 @@ def train_fixed(counts, classes, tokens, last, label, share, mean_field, split_o
     """SGD on a stretch of batches with attention held fixed: `share` evenly on distinct positions, the rest on common ones.
 
     Args:
-        counts, classes, tokens, label: as in `train_attention`; slots from 10 on are distinct.
+        counts, classes, tokens, label: as in `train_attention`.
         last: [class], id of the last input token, a common one.
         share: attention on the distinct positions; a sequence without any (1e-12 of them) gives it to none.
         mean_field: [class, slot] attention used for every sample instead of its own; no rows = off.
@@ -263,44 +319,55 @@ def train_fixed(counts, classes, tokens, last, label, share, mean_field, split_o
     """
     kind = W_O.dtype
     steps, samples, slots = counts.shape
-    n_classes = tokens.shape[0]
-    attention = np.empty((samples, slots), kind)
+    n_classes, n = tokens.shape[0], slots // 2
+    common, distinct = np.empty((samples, n), kind), np.empty((samples, slots - n), kind)
     place, starts = np.empty(samples, np.int64), np.empty(n_classes + 1, np.int64)
-    logits, power = np.empty((samples, WIDTH), kind), np.empty((samples, WIDTH), np.float64)
-    rows = np.empty((n_classes, slots, WIDTH), kind)
-    gradient, gradient_O, gradient_V = np.empty((VOCABULARY, WIDTH), kind), np.empty(W_O.shape, kind), np.empty(W_V.shape, kind)
-    circuit, bias_gradient = np.empty((VOCABULARY, WIDTH), kind), np.empty(WIDTH, kind)
-    common = slots // 2
+    logits, part, power = np.empty((samples, WIDTH), kind), np.empty((samples, WIDTH), kind), np.empty((samples, WIDTH), kind)
+    tops = np.empty(samples, kind)
+    circuit, gradient = np.empty((VOCABULARY, WIDTH), kind), np.empty((VOCABULARY, WIDTH), kind)
+    gradient_O, gradient_V, bias_gradient = np.empty(W_O.shape, kind), np.empty(W_V.shape, kind), np.empty(WIDTH, kind)
+    rate = kind.type(eta)
     for step in range(steps):
         _sort_by_class(classes[step], place, starts)
         for i in range(samples):
-            c, a = classes[step, i], attention[place[i]]
+            c, own = classes[step, i], counts[step, i]
+            near, far = common[place[i]], distinct[place[i]]
             if mean_field.shape[0] > 0:
-                for j in range(slots):
-                    a[j] = mean_field[c, j]
+                for j in range(n):
+                    near[j] = mean_field[c, j]
+                for j in range(slots - n):
+                    far[j] = mean_field[c, n + j]
                 continue
-            n_common, n_distinct = 1, 0
-            for j in range(common):
-                n_common += counts[step, i, j]
-            for j in range(common, slots):
-                n_distinct += counts[step, i, j]
-            on_common, on_distinct = (1.0 - share) / n_common, share / max(n_distinct, 1)
-            for j in range(common):
-                a[j] = counts[step, i, j] * on_common
-            a[last[c]] += on_common
-            for j in range(common, slots):
-                a[j] = counts[step, i, j] * on_distinct
+            n_common, n_distinct = np.int64(1), np.int64(0)
+            for j in range(n):
+                n_common += own[j]
+            for j in range(slots - n):
+                n_distinct += own[n + j]
+            on_common, on_distinct = kind.type((1.0 - share) / n_common), kind.type(share / max(n_distinct, 1))
+            for j in range(n):
+                near[j] = own[j] * on_common
+            near[last[c]] += on_common
+            for j in range(slots - n):
+                far[j] = own[n + j] * on_distinct
+        # A batch has more samples than there are tokens, so multiplying the factors first is less work than carrying it through both.
         if split_ov:
             np.dot(W_V, W_O, circuit)
-            weight = circuit
+            _mix(common, distinct, starts, tokens, circuit, logits, part)
         else:
-            weight = W_O
-        loss = _output_pass(attention, starts, tokens, label, weight, bias, logits, power, rows, gradient, bias_gradient)
+            _mix(common, distinct, starts, tokens, W_O, logits, part)
+        loss = _cross_entropy(logits, starts, label, biased, bias, tops, power, bias_gradient)
         if not np.isfinite(loss):
             return step
         losses[step // block] += loss / block
-        _output_update(split_ov, kind.type(eta), W_V, W_O, gradient, gradient_V, gradient_O)
+        _to_rows(common, distinct, starts, tokens, logits, gradient)
+        if split_ov:
+            np.dot(W_V.T, gradient, gradient_O)
+            np.dot(gradient, W_O.T, gradient_V)
+            _descend(W_O, rate, gradient_O)
+            _descend(W_V, rate, gradient_V)
+        else:
+            _descend(W_O, rate, gradient)
         if biased:
             for v in range(WIDTH):
-                bias[v] -= kind.type(eta) * bias_gradient[v]
+                bias[v] -= rate * bias_gradient[v]
     return -1

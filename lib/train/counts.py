@@ -278,7 +278,7 @@ class Run:
             raise ValueError(f"Run.advance: steps = {steps}; expected a multiple of {BLOCK}.")
         arm, target = self.arm, min(self.step + steps, self.arm.steps)
         while self.step < target:
-            some = min(target - self.step, 1000)
+            some = min(target - self.step, WINDOW)
             counts, classes = self.stream.counts(some)
             bad = train_attention(
                 counts, classes, TOKENS, np.array(synthetic.FIG2.query), np.array(synthetic.FIG2.label), int(arm.attended),

@@ -1,11 +1,12 @@
 """The long runs on synthetic classes, kept as run cards.
 
-    python -m lib.train.synthetic_runs fig2 [--seeds 10] [--only NAME ...]
+    python -m lib.train.synthetic_runs fig2 [--seeds 10] [--only NAME ...] [--first 1234]
     python -m lib.train.synthetic_runs fig3 [--seeds 5]
 
 Every finished run is kept under `_build/synthetic_runs/`, and long runs leave a checkpoint there every 50,000 steps: an interrupted
 command, given again, goes on where it was, with equal results. The card (`data/results/p1_fig2.json`, `p1_fig3.json`) is written anew
-after each run. A run whose loss stops being finite is noted in the card and the others go on.
+after each run. Two processes may share the work (`--first 1239 --seeds 5` beside `--seeds 5`); a last call without `--first` gathers
+all runs into the card. A run whose loss stops being finite is noted in the card and the others go on.
 """
 
 import argparse
@@ -203,13 +204,20 @@ def _kept(path: Path, key: dict, make: Callable[[], dict]) -> dict:
 
 
 def fig2(
-    seeds: int = 10, only: tuple[str, ...] = (), *, arms: tuple[Arm, ...] | None = None, work: Path = WORK, folder: Path = cards.FOLDER
+    seeds: int = 10,
+    only: tuple[str, ...] = (),
+    *,
+    first: int = FIRST_SEED,
+    arms: tuple[Arm, ...] | None = None,
+    work: Path = WORK,
+    folder: Path = cards.FOLDER,
 ) -> None:
     """All arms of Figure 2 and the equal-loss grid, seed by seed, into the card p1_fig2.
 
     Args:
-        seeds: how many, from 1234 on.
+        seeds: how many.
         only: names of arms; empty = all.
+        first: the first seed.
         arms: other arms than the published and the grid's (for tests).
         work, folder: where runs and card are kept.
 
@@ -226,7 +234,7 @@ def fig2(
         raise ValueError("fig2: no arm to run; expected at least one.")
     found: dict[str, list[dict]] = {arm.name: [] for arm in chosen}
     failed: list[str] = []
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for seed in range(first, first + seeds):
         for arm in chosen:
             stem = work / "fig2" / f"{_slug(arm.name)}-{seed}"
             brief = arm in grid
@@ -382,13 +390,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lib.train.synthetic_runs", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="figure", required=True)
     two = commands.add_parser("fig2", help="attention trained: DTAP, equal loss, with and without the query token")
-    two.add_argument("--seeds", type=int, default=10, help="how many, from 1234 on")
+    two.add_argument("--seeds", type=int, default=10, help="how many")
+    two.add_argument("--first", type=int, default=FIRST_SEED, help="the first seed")
     two.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names of arms")
     three = commands.add_parser("fig3", help="attention held fixed")
     three.add_argument("--seeds", type=int, default=5, help="how many, from 1234 on")
     given = parser.parse_args()
     if given.figure == "fig2":
-        fig2(given.seeds, tuple(given.only))
+        fig2(given.seeds, tuple(given.only), first=given.first)
     else:
         fig3(given.seeds)
 
