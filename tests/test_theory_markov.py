@@ -172,6 +172,18 @@ def test_stationary_law_is_a_fixed_vector(chain):
     assert chain.floor <= chain.unigram_level + 1e-12 <= chain.uniform_level + 2e-12
 
 
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 2**31), st.floats(0.0, 2.0))
+def test_random_chain_has_the_asked_frequencies_and_nothing_else_in_common(d, seed, spread):
+    law = np.random.default_rng(seed).dirichlet(np.ones(d)) * 0.9 + 0.1 / d
+    chain, other = (markov.random_chain(law, s, spread=spread) for s in (seed, seed + 1))
+    np.testing.assert_allclose(chain.transition.sum(-1), 1, atol=1e-13)
+    np.testing.assert_allclose(law @ chain.transition, law, atol=1e-12)
+    np.testing.assert_allclose(markov.random_chain(law, seed, spread=0.0).transition, np.tile(law, (d, 1)), atol=1e-12)
+    if spread > 0.1:
+        assert np.abs(chain.transition - other.transition).max() > 1e-3
+
+
 def test_levels_of_the_running_example():
     chain = markov.sticky_chain(LAW, 0.5)
     assert chain.unigram_level == pytest.approx(0.727139, abs=1e-6)
@@ -209,6 +221,8 @@ MODEL = markov.PopulationModel(markov.sticky_chain(LAW, 0.5), 2)
         (lambda: markov.sticky_chain(LAW, -0.02), r"P_ii = -0.0098 < 0 at index \(3,\) .* expected stickiness >= -0.010101"),
         (lambda: markov.sticky_chain(LAW, 1.0), "stickiness = 1; expected < 1"),
         (lambda: markov.sticky_chain(LAW, np.nan), "stickiness = nan"),
+        (lambda: markov.random_chain(LAW, 0, spread=-1.0), "spread = -1"),
+        (lambda: markov.random_chain([0.5, 0.6], 0), "stationary sums to 1.1"),
         (lambda: markov.general_chain([[0.5, 0.4], [0.5, 0.5]]), r"not stochastic, row \(0,\) sums to 0.9"),
         (lambda: markov.general_chain([[1.2, -0.2], [0.5, 0.5]]), "transition = -0.2 at index"),
         (lambda: markov.general_chain(np.eye(3)), "not unique"),

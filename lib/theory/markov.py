@@ -143,6 +143,36 @@ def general_chain(transition) -> Chain:
     return Chain(matrix, law / law.sum(-1, keepdims=True))
 
 
+def random_chain(stationary, seed: int, *, spread: float = 1.0) -> Chain:
+    """A random chain with given frequencies: everything else about it is left to chance.
+
+    The matrix of pair frequencies pi_i P_ij starts as exp(spread * Gaussian) and its rows and columns are scaled in turn until both sum
+    to pi (Sinkhorn).
+
+    Args:
+        stationary: [token], positive, sums to 1.
+        seed: of the pair frequencies.
+        spread: standard deviation of their logarithms before scaling, >= 0; 0 = every row is pi.
+
+    Returns:
+        Chain; not reversible in general.
+
+    Raises:
+        ValueError: not a positive law over at least two tokens; spread < 0.
+
+    Source: standard scaling; used in chapter p2_cycle to vary P at fixed pi.
+    """
+    where = "random_chain"
+    law = _law(where, stationary)
+    checks.shape(where, "stationary", law, (None,))
+    checks.at_least(where, 0, spread=spread)
+    pairs = np.exp(spread * np.random.default_rng(seed).standard_normal((len(law),) * 2))
+    while np.abs(pairs.sum(-1) - law).max() > 1e-14:
+        pairs *= (law / pairs.sum(-1))[:, None]
+        pairs *= law / pairs.sum(0)
+    return Chain(pairs / pairs.sum(-1, keepdims=True), law)
+
+
 def counted_softmax(attention_scores, counts) -> np.ndarray:
     """Softmax over token types, each type taken as often as it occurs: A_ij = n_j e^{Phi_ij} / sum_l n_l e^{Phi_il}.
 
