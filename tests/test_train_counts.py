@@ -14,7 +14,7 @@ from lib.data import synthetic
 from lib.train import counts
 from lib.train.counts import PARAMETRISATIONS, Arm, Diverged, Run, hastened, summary, train_all
 from lib.train.counts_batched import BatchedRuns
-from lib.train.synthetic_runs import FIG2_ARMS, evaluation_steps, fig2, ratio_arms, record_run
+from lib.train.synthetic_runs import FIG2_ARMS, evaluation_steps, fig2, ratio_arms, record_run, values
 
 ARMS = {arm.name: arm for arm in (*FIG2_ARMS, *ratio_arms())}
 FASTER = 16  # rates times 16, steps divided by 16: the flow is the same, the noise larger
@@ -168,6 +168,13 @@ def test_card_keeps_finished_runs_and_notes_failed_ones(tmp_path):
     assert card["seeds"] == [1234, 1235]
     assert [run["seed"] for run in card["results"]["arms"]["fine"]] == [1234, 1235]
     assert len(card["results"]["failed"]) == 2
+    assert values(card, "fine", "final", "mass").shape == (2,)
+    assert np.isnan(values(card, "fine", "levels", "0.001", "mass")).all()
+    assert values(card, "fine", "trajectory", "step").tolist() == [[250, 500]] * 2
+    with pytest.raises(ValueError, match="arm = 'coarse'"):
+        values(card, "coarse", "steps")
+    with pytest.raises(ValueError, match=r"'masses' is not in a run of 'fine'; there are: step, .*mass"):
+        values(card, "fine", "final", "masses")
     kept = tmp_path / "work" / "fig2" / "fine-1234.json"
     kept.write_text(kept.read_text().replace('"steps": 500, "stopped"', '"steps": 499, "stopped"'))
     fig2(1, ("fine",), arms=arms, work=tmp_path / "work", folder=tmp_path)

@@ -11,7 +11,7 @@ from lib.data import synthetic
 from lib.train import fixed_attention as fixed
 from lib.train.counts import Diverged
 from lib.train.fixed_attention import MODELS, FixedArm, FixedRuns
-from lib.train.synthetic_runs import SHARES, fig3, record_fixed
+from lib.train.synthetic_runs import SHARES, fig3, fixed_values, record_fixed
 
 FASTER = 16  # rates times 16, steps divided by 16: the flow is the same
 
@@ -194,7 +194,12 @@ def test_diverging_arm_is_named_and_the_others_go_on():
 def test_card_of_figure_3_has_every_arm_and_stays_small(tmp_path):
     fig3(1, steps=250, tests=2, work=tmp_path / "work", folder=tmp_path)
     path = tmp_path / "p1_fig3.json"
-    run = json.loads(path.read_text())["results"]["runs"][0]
+    card = json.loads(path.read_text())
+    run = card["results"]["runs"][0]
+    assert fixed_values(card, "factorised").shape == (1, 5)
+    assert not np.array_equal(fixed_values(card, "factorised"), fixed_values(card, "factorised", mean_field=True))
+    with pytest.raises(ValueError, match=r"no 'sensitivity' for collapsed, share 0\.2, seed 1234"):
+        fixed_values(card, "collapsed", "sensitivity", mean_field=True)
     assert {(arm["model"], arm["share"]) for arm in run["arms"]} == {(model, share) for model in MODELS for share in SHARES}
     assert len(run["arms"]) == 30
     assert all("sensitivity" in arm for arm in run["arms"] if not arm["mean_field"])

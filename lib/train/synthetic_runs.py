@@ -385,6 +385,59 @@ def fig3(seeds: int = 5, *, steps: int = 125_000, tests: int = 1000, work: Path 
         )  # fmt: skip
 
 
+def values(card: dict, arm: str, *path: str) -> np.ndarray:
+    """One quantity of one arm of the card p1_fig2, over its seeds.
+
+    Args:
+        card: from `cards.load("p1_fig2")`.
+        arm: its name.
+        path: where in a run, such as "final", "mass" or "levels", "0.1", "mass" or "trajectory", "loss".
+
+    Returns:
+        [seed, ...], NaN where a level was not reached. Runs must agree in shape (trajectories of stopped runs don't: take them one by one).
+
+    Raises:
+        ValueError: an unknown arm, or a path that no run has.
+    """
+    arms = card["results"]["arms"]
+    checks.one_of("values", list(arms), arm=arm)
+    found = []
+    for run in arms[arm]:
+        item = run
+        for key in path:
+            if isinstance(item, dict) and key not in item:
+                raise ValueError(f"values: {key!r} is not in a run of {arm!r}; there are: {', '.join(item)}.")
+            item = None if item is None else item[key]
+        found.append(np.nan if item is None else item)
+    return np.array(found)
+
+
+def fixed_values(card: dict, model: str, quantity: str = "loss", *, mean_field: bool = False) -> np.ndarray:
+    """One quantity of one model of the card p1_fig3.
+
+    Args:
+        card: from `cards.load("p1_fig3")`.
+        model: 'collapsed', 'collapsed without bias' or 'factorised'.
+        quantity: 'loss', 'standard_error', 'sensitivity' or 'sensitivity_noisy'.
+        mean_field: the runs on mean inputs instead of data.
+
+    Returns:
+        [seed, share], shares in the order of the card's config.
+
+    Raises:
+        ValueError: an unknown model, or a quantity that these runs don't have.
+    """
+    checks.one_of("fixed_values", fixed_attention.MODELS, model=model)
+    rows = []
+    for run in card["results"]["runs"]:
+        mine = {arm["share"]: arm for arm in run["arms"] if arm["model"] == model and arm["mean_field"] == mean_field}
+        lacking = [share for share in card["config"]["shares"] if quantity not in mine.get(share, {})]
+        if lacking:
+            raise ValueError(f"fixed_values: no {quantity!r} for {model}, share {lacking[0]:g}, seed {run['seed']}.")
+        rows.append([mine[share][quantity] for share in card["config"]["shares"]])
+    return np.array(rows)
+
+
 def main() -> None:
     """Command line; see the module's head."""
     parser = argparse.ArgumentParser(prog="python -m lib.train.synthetic_runs", description=(__doc__ or "").partition("\n")[0])
