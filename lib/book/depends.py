@@ -69,7 +69,7 @@ def inputs(notebook: NotebookNode, parameters: dict, profile: str, others: dict[
     for path in files:
         words |= strings(path.read_text())
     ledger = claims.ledger()
-    data_dir = os.environ.get("BOOK_DATA_DIR")
+    data_dir = os.environ.get("BOOK_DATA_DIR") if "BOOK_DATA_DIR" in words else None
     sums = Path(data_dir) / "SHA256SUMS" if data_dir else None
     return {
         "cells": [[cell.source, cell.metadata.get("tags", [])] for cell in notebook.cells if cell.cell_type == "code"],
