@@ -310,6 +310,27 @@ def test_other_queries_hardly_focus_at_all():
     assert judged("P2-T3.5-lowrows", row_2=peaks[0], row_3=peaks[1], row_4=peaks[2]) == "fails"
 
 
+@pytest.mark.claim("P2-T3.5-lowrows")
+def test_even_with_the_embedding_held_the_strength_of_attention_comes_to_rest_before_other_queries_focus():
+    reduced, (_, beta) = cycle.RankOneFlow(CHAIN), cycle.saddle_profiles(LAW)
+    wish = (CHAIN.transition - np.array(LAW)) @ beta
+    assert wish[0] > 0 > wish[1:].max()  # after a rare token the frequent one is less likely than usual
+    _, (early, late) = reduced.integrate(reduced.near_saddle(1e-3), 3000, times=[1000, 3000], held=("gamma",))
+    assert late[-1] * late[-2] == pytest.approx(early[-1] * early[-2], rel=1e-6)
+    assert reduced.pattern(late)[:, 0] == pytest.approx([0.974, 0.851, 0.780, 0.756], abs=1e-3)
+
+
+@pytest.mark.claim("P2-T3.4-phi")
+@pytest.mark.claim("P2-T3.4-w")
+def test_weights_at_the_origin_predict_scores_and_direction_of_attention_much_later():
+    for run in flow.flows(MODEL, MODEL.initial(1e-3, [0, 1]), 100, stops={"grown": flow.norm_above("W_Q", 0.1)}, certify=False):
+        begin, end = run.parameters[0], run.parameters[-1]
+        w = cycle.attention_direction(MODEL, begin, cycle.condensation_direction(MODEL, begin))
+        scores, target = MODEL.attention_scores(end), np.outer(LAW, LAW)
+        assert judged("P2-T3.4-phi", cosine=(scores * target).sum() / np.linalg.norm(scores) / np.linalg.norm(target)) == "holds"
+        assert judged("P2-T3.4-w", cosine=abs(np.linalg.svd(MODEL.split(end).W_Q)[2][0] @ w)) == "holds"
+
+
 @pytest.mark.claim("P2-lam-sign")
 def test_with_negative_stickiness_the_frequent_query_looks_away():
     model = markov.PopulationModel(markov.sticky_chain([0.6, 0.2, 0.1, 0.1], -0.1), 8)
