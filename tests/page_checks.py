@@ -1,6 +1,7 @@
 """Checks of built pages, each a function from pages to complaints, so that tests can feed them bad pages."""
 
 import re
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,8 +18,19 @@ def pages(root: Path) -> list[Path]:
     )
 
 
-def soup(page: Path) -> BeautifulSoup:
+@cache
+def _parsed(page: Path, stamp: float) -> BeautifulSoup:
     return BeautifulSoup(page.read_text(), "html.parser")
+
+
+def soup(page: Path) -> BeautifulSoup:
+    """The parsed page; parsed once for all the links that lead to it."""
+    return _parsed(page, page.stat().st_mtime)
+
+
+@cache
+def _anchors(page: Path, stamp: float) -> frozenset[str]:
+    return frozenset(tag["id"] for tag in soup(page).find_all(id=True))
 
 
 def dead_links(page: Path) -> list[str]:
@@ -33,7 +45,7 @@ def dead_links(page: Path) -> list[str]:
             target = page if not parts.path else (page.parent / unquote(parts.path)).resolve()
             if not target.exists():
                 found.append(f"{page.name}: {address} does not exist")
-            elif parts.fragment and target.suffix == ".html" and not soup(target).find(id=unquote(parts.fragment)):
+            elif parts.fragment and target.suffix == ".html" and unquote(parts.fragment) not in _anchors(target, target.stat().st_mtime):
                 found.append(f"{page.name}: {address} has no such anchor")
     return found
 

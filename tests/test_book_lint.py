@@ -30,6 +30,12 @@ def drawing(**mystnb):
     return cell
 
 
+def talking():
+    cell = drawing(figure={"caption": "A caption."}, image={"alt": "curves that rise with the ratio"})
+    cell.outputs.insert(0, new_output("execute_result", data={"text/plain": "[(0.0, 1.0)]"}))
+    return cell
+
+
 LONG = "\n".join(f"x{i} = {i}" for i in range(13))
 SIX = "def f(x):\n" + "\n".join(f"    x += {i}" for i in range(6))
 BAD = {
@@ -46,6 +52,7 @@ BAD = {
     "no alt": (page(drawing(figure={"caption": "A caption."})), "without alt text"),
     "short alt": (page(drawing(figure={"caption": "A caption."}, image={"alt": "a plot"})), "without alt text"),
     "no caption": (page(drawing(image={"alt": "curves that rise with the ratio"})), "without caption"),
+    "figure with a second output": (page(talking()), "figure cell with 2 outputs"),
     "typed decimal": (page("It reaches 0.93 at the end."), "typed number '0.93'"),
     "typed percent": (page("In 12 % of the cases."), "typed number '12 %'"),
     "typed exponent": (page("Down to 1e-4 in the end."), "typed number '1e-4'"),

@@ -85,6 +85,10 @@ def figures(notebook: NotebookNode) -> list[str]:
         alt = mystnb.get("image", {}).get("alt", "")
         if len(alt.split()) < 5:
             found.append(f"figure without alt text: {cell.source[:50]!r}")
+        if len(cell.get("outputs", [])) > 1:
+            found.append(
+                f"figure cell with {len(cell.outputs)} outputs, each would be the figure (end it with a semicolon): {cell.source[:50]!r}"
+            )
         if not mystnb.get("figure", {}).get("caption"):
             found.append(f"figure without caption: {cell.source[:50]!r}")
     return found
