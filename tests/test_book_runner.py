@@ -127,6 +127,17 @@ def test_a_failing_chapter_stops_neither_the_others_nor_hides(book):
     assert "one has not been run" in staged.stderr
 
 
+def test_a_chapter_that_cannot_be_read_fails_like_any_other(book):
+    book.run()
+    book.write("chapters/one", cell("this is not python"))
+    (book.root / "lib/two.py").write_text('"""Two."""\n\nVALUE = 3\n')
+    said = book.run(code=1)
+    assert "one FAILED" in said
+    assert "SyntaxError" in said
+    assert "two ran" in said
+    assert not book.executed("one").exists()
+
+
 def test_unknown_parameters_are_refused_with_the_known_ones(book):
     said = book.run("--only", "one", "-p", "seds=3", code=1)
     assert "unknown parameter 'seds'; this chapter takes profile, seeds. Did you mean seeds?" in said

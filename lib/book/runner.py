@@ -22,6 +22,7 @@ from lib.book.toc import ROOT, chapters, select, slug
 
 COVER = ROOT / "docs" / "cover.png"
 CELL_SECONDS = 1800  # a cell at profile `paper` may take its time
+_PARSING = threading.Lock()  # ast.parse in two threads at once can fail with a SystemError (CPython 3.11)
 HEARTBEAT = 60.0  # seconds after which a silent terminal says what is still running
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -158,34 +159,37 @@ class _Lines:
 
 
 def _one(entry: str, out: Path, profile: str, extra: dict, lines: _Lines, others: dict[str, str] | None) -> Outcome:
-    source = pairs.read_source(entry)
-    given = ({} if profile == "quick" else {"profile": profile}) | extra
-    found = depends.inputs(source, given, profile, others)
-    if _fresh(entry, out, found):
-        _refresh_prose(entry, out)
-        outcome = Outcome(entry, "unchanged", 0.0)
-        lines.end(outcome)
-        return outcome
+    begun = time.monotonic()
+    try:
+        with _PARSING:
+            source = pairs.read_source(entry)
+            given = ({} if profile == "quick" else {"profile": profile}) | extra
+            found = depends.inputs(source, given, profile, others)
+            fresh = _fresh(entry, out, found)
+            if fresh:
+                _refresh_prose(entry, out)
+        outcome = Outcome(entry, "unchanged", 0.0) if fresh else _run(entry, out, source, given, found, lines)
+    except Exception as error:
+        for kind in ("ipynb", "key"):
+            (out / f"{slug(entry)}.{kind}").unlink(missing_ok=True)
+        outcome = Outcome(entry, "FAILED", time.monotonic() - begun, _error_text(error))
+    lines.end(outcome)
+    return outcome
+
+
+def _run(entry: str, out: Path, source: nbformat.NotebookNode, given: dict, found: dict, lines: _Lines) -> Outcome:
+    """Execute one chapter and note what it depends on; errors are the caller's to report."""
     lines.start(entry, _why(entry, out, found))
     _forget(entry, out)
     begun = time.monotonic()
-    try:
-        known = chapter.assigned(next(c.source for c in source.cells if "parameters" in c.metadata.get("tags", [])))
-        chapter.refuse_unknown(known, list(given))
-        _execute(entry, out, given)
-    except Exception as error:
-        outcome = Outcome(entry, "FAILED", time.monotonic() - begun, _error_text(error))
-    else:
-        seconds = time.monotonic() - begun
-        stamp = {
-            "key": depends.key(found),
-            "seconds": round(seconds, 1),
-            "inputs": json.loads(json.dumps(found, default=str)),
-        }
-        (out / f"{slug(entry)}.key").write_text(json.dumps(stamp))
-        outcome = Outcome(entry, "ran", seconds)
-    lines.end(outcome)
-    return outcome
+    with _PARSING:
+        known = chapter.assigned("\n".join(c.source for c in source.cells if "parameters" in c.metadata.get("tags", [])))
+    chapter.refuse_unknown(known, list(given))
+    _execute(entry, out, given)
+    seconds = time.monotonic() - begun
+    stamp = {"key": depends.key(found), "seconds": round(seconds, 1), "inputs": json.loads(json.dumps(found, default=str))}
+    (out / f"{slug(entry)}.key").write_text(json.dumps(stamp))
+    return Outcome(entry, "ran", seconds)
 
 
 def _key_of(entry: str, out: Path) -> str:
