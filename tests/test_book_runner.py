@@ -129,7 +129,7 @@ def test_a_failing_chapter_stops_neither_the_others_nor_hides(book):
 
 def test_a_chapter_that_cannot_be_read_fails_like_any_other(book):
     book.run()
-    book.write("chapters/one", cell("this is not python"))
+    book.write("chapters/one", cell("this is no python"))
     (book.root / "lib/two.py").write_text('"""Two."""\n\nVALUE = 3\n')
     said = book.run(code=1)
     assert "one FAILED" in said
