@@ -231,6 +231,25 @@ def test_boundaries_and_their_intervals_are_those_of_ten_seeds():
         assert f["plateau"].time - f["dilution"].time == pytest.approx(48.6, abs=0.5)
 
 
+@pytest.mark.claim("P2-samepi")
+def test_chains_with_the_same_frequencies_condense_alike_and_focus_where_c_is_positive():
+    chains = [markov.random_chain(LAW, seed) for seed in (0, 3, 9, 14)]
+    rate = np.array([float(cycle.focus_rate(chain)) for chain in chains])
+    stack = markov.Chain(np.stack([c.transition for c in chains]), np.stack([c.stationary for c in chains]))
+    model = markov.PopulationModel(stack, 8)
+    found = [stages.stages(run) for run in flow.flows(model, model.initial(1e-3, [0] * 4), 300, certify=False)]
+    condensed = np.array([f["condensed"].time for f in found])
+    focused = np.array([f["focus"].reached for f in found])
+    measured = {
+        "condensation_time_spread": condensed.std() / condensed.mean(),
+        "focus_where_rate_is_positive": np.mean(focused == (rate > 0)),
+        "focus_share": focused.mean(),
+    }
+    assert claims.judge("P2-samepi", {"theory": measured}).verdict == "holds in part"
+    assert measured["focus_where_rate_is_positive"] == 1
+    assert 0 < measured["focus_share"] < 1
+
+
 def test_without_stickiness_the_flow_condenses_and_nothing_more():
     model = markov.PopulationModel(markov.sticky_chain(LAW, 0.0), 4)
     run = flow.flow(model, model.initial(1e-3, 0), 300, certify=False)
