@@ -42,7 +42,7 @@ def condensation_rate(stationary) -> np.ndarray:
     Raises:
         ValueError: pi is not a positive law over at least two tokens.
 
-    Source: paper 2, Thm 3.2; derived in chapter "Leaving the origin".
+    Source: paper 2, Thm 3.2; derived in chapter p2_condensation.
     """
     law = _law("condensation_rate", stationary)
     return np.linalg.norm(law, axis=-1) * np.linalg.norm(law - 1 / law.shape[-1], axis=-1)
@@ -158,7 +158,7 @@ def saddle_profiles(stationary) -> Profiles:
     Raises:
         ValueError: not a positive law, or uniform (l = 0: the origin is then the only such point).
 
-    Source: paper 2, Thm 3.3; derived in chapter "The second saddle".
+    Source: paper 2, Thm 3.3; derived in chapter p2_focus.
     """
     law = _law("saddle_profiles", stationary)
     if np.any(np.ptp(law, axis=-1) < UNIFORM):
@@ -221,7 +221,7 @@ def focus_rate(chain: Chain) -> np.ndarray:
     Raises:
         ValueError: uniform pi.
 
-    Source: paper 2, Thm 3.4 for the sticky chain; for a general chain derived in chapter "The second saddle".
+    Source: paper 2, Thm 3.4 for the sticky chain; for a general chain derived in chapter p2_focus.
     """
     u, v, (gamma, _) = _score_pull(chain)
     return (gamma * u).sum(-1) * (gamma * v).sum(-1)
@@ -241,7 +241,7 @@ def readout_spectrum(stationary) -> np.ndarray:
     Raises:
         ValueError: uniform pi.
 
-    Source: paper 2, Thm 3.3; derived in chapter "The second saddle".
+    Source: paper 2, Thm 3.3; derived in chapter p2_focus.
     """
     gamma, beta = saddle_profiles(stationary)
     law = np.asarray(stationary, dtype=float)
@@ -267,7 +267,7 @@ def attention_direction(model: PopulationModel, parameters: np.ndarray, directio
     Raises:
         ValueError: uniform pi, or c = 0 (nothing grows).
 
-    Source: paper 2, Thm 3.4 calls the mode unique; it is unique once the start is given. Derived in chapter "The second saddle".
+    Source: paper 2, Thm 3.4 calls the mode unique; it is unique once the start is given. Derived in chapter p2_focus.
     """
     rate = focus_rate(model.chain)
     if np.any(np.abs(rate) < UNIFORM):

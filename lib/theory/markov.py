@@ -188,7 +188,7 @@ def counted_softmax(attention_scores, counts) -> np.ndarray:
     Raises:
         ValueError: a negative or non-finite count, or no type with count > 0.
 
-    Source: paper 2's model without positions; derived in chapter "A transformer in the population limit".
+    Source: paper 2's model without positions; derived in chapter p2_population.
     """
     counts = np.asarray(counts, dtype=float)
     checks.at_least("counted_softmax", 0, counts=counts)
@@ -245,7 +245,7 @@ class PopulationModel:
         chain: the data; leading axes broadcast against those of the parameters (one run per entry).
         width: m >= 1.
 
-    Source: paper 2, population limit of its model (reconstructed; derived in chapter "A transformer in the population limit").
+    Source: paper 2, population limit of its model (reconstructed; derived in chapter p2_population).
     """
 
     chain: Chain
@@ -351,7 +351,7 @@ class PopulationModel:
         Returns:
             [..., size].
 
-        Source: chain rule through Z, A and Phi; derived in chapter "A transformer in the population limit".
+        Source: chain rule through Z, A and Phi; derived in chapter p2_population.
         """
         W_E, W_U, W_Q, W_K = self.split(parameters)
         query, key = W_E @ W_Q, W_E @ W_K  # [..., token, width]
@@ -385,7 +385,7 @@ class PopulationModel:
         Returns:
             Invariants.
 
-        Source: derived in chapter "A transformer in the population limit" (symmetries between neighbouring factors, softmax shift).
+        Source: derived in chapter p2_population (symmetries between neighbouring factors, softmax shift).
         """
         w = self.split(parameters)
         gram = [x @ x.swapaxes(-1, -2) for x in (w.embedding.swapaxes(-1, -2), w.unembedding, w.W_Q, w.W_K)]  # [..., width, width]
