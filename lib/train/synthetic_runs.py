@@ -73,7 +73,7 @@ def ratio_arms() -> tuple[Arm, ...]:
             f"{name}, r = {ratio}{'' if attended else ', query not attended'}",
             name[:4],
             eta_qk=0.01 * ratio,
-            steps=600_000,
+            steps=250_000 if name.startswith("CACO") and ratio == 1 else 600_000,  # equal rates: 0.1 at 155,000, 0.01 not by 600,000
             until=0.01,
             attended=attended,
             **start,
