@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup
 
-RAW = ("np.float", "np.int", "tensor(", "{glue", "{ref}", "{numref}", "{cite", "{prf:", "{doc}", "nan ± ", "```")
+RAW = ("np.float", "np.int", "tensor(", "{glue", "{ref}", "{numref}", "{cite", "{prf:", "{doc}", "nan ± ", "```", "$")
 WIDTHS = {"desk": 1280, "phone": 400}
 
 

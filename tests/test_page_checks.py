@@ -43,6 +43,7 @@ def test_a_good_page_has_no_complaints(site):
         ("alt_texts", ("curves that rise with r", "_images/1b2c.png")),
         ("raw_text", ("sharp", "np.float64(0.12)")),
         ("raw_text", ("sharp", "{glue:text}`x:.2f`")),
+        ("raw_text", ("sharp", "less than $10^{-3}$")),
         ("tracebacks", ("sharp", "Traceback (most recent call last)")),
     ],
 )
