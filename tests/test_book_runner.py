@@ -32,6 +32,10 @@ def cell(source: str) -> str:
     return f"```{{code-cell}} ipython3\n{source}\n```\n\n"
 
 
+def _answer_to_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Book:
     """A copy of `lib` with three small chapters."""
 
@@ -71,7 +75,10 @@ class Book:
         return done.stdout
 
     def start(self) -> subprocess.Popen:
-        return subprocess.Popen(self.command("run"), cwd=self.root, env=self.environment, stdout=subprocess.PIPE, text=True)
+        """Start a run that answers to Ctrl-C even when these tests were started in the background, where it is ignored."""
+        return subprocess.Popen(
+            self.command("run"), cwd=self.root, env=self.environment, stdout=subprocess.PIPE, text=True, preexec_fn=_answer_to_ctrl_c
+        )
 
     def executed(self, name: str) -> Path:
         return self.root / "_build/executed/quick" / f"{name}.ipynb"
