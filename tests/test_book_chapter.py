@@ -59,3 +59,18 @@ def _met(claim_id):
 def test_a_record_of_nothing_is_refused():
     with pytest.raises(ValueError, match="no side"):
         records.record("P1-CIRCUITS")
+
+
+def test_a_final_semicolon_silences_a_cell_that_leaves_no_history():
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    shell = InteractiveShell()
+    shell.input_transformers_post.append(chapter.quiet_semicolon)
+    said = {}
+    for cell in ("'loud'", "'quiet';", "'quiet';  \n"):
+        with capture_output() as captured:
+            shell.run_cell(cell, store_history=False)
+        said[cell] = captured.stdout
+    assert "loud" in said["'loud'"]
+    assert [said["'quiet';"], said["'quiet';  \n"]] == ["", ""]

@@ -32,13 +32,28 @@ def refuse_unknown(known: list[str], given: list[str]) -> None:
             raise ValueError(f"unknown parameter {name!r}; this chapter takes {', '.join(known)}.{hint}")
 
 
-def _check_injected() -> None:
+def quiet_semicolon(lines: list[str]) -> list[str]:
+    """Make a final semicolon silence a cell whoever runs it.
+
+    IPython looks for the semicolon in its history, and nbval runs cells without keeping any: there every plotting cell would
+    print the object that its last line returns. A last value of None is silent everywhere.
+    """
+    text = "".join(lines).rstrip()
+    return [*lines, "\nNone\n"] if text.endswith(";") else lines
+
+
+def _shell():
+    """The running IPython shell, or None in plain Python."""
     try:
         from IPython import get_ipython
-    except ImportError:  # plain Python has no cells, hence nothing injected
-        return
-    shell = get_ipython()
-    if shell is None:
+    except ImportError:
+        return None
+    return get_ipython()
+
+
+def _check_injected() -> None:
+    shell = _shell()
+    if shell is None:  # plain Python has no cells, hence nothing injected
         return
     cells = shell.user_ns.get("In", [])
     for before, cell in pairwise(cells):
@@ -57,6 +72,9 @@ def begin(profile: str) -> None:
     """
     _check_injected()
     pick(profile, **dict.fromkeys(PROFILES))
+    shell = _shell()
+    if shell is not None and quiet_semicolon not in shell.input_transformers_post:
+        shell.input_transformers_post.append(quiet_semicolon)
     records.use_profile(profile)
     figures.use_style()
 
