@@ -402,6 +402,22 @@ def test_dilution_follows_the_law_in_the_strength_of_attention(pi_1, d, stickine
     np.testing.assert_allclose(law, predicted, rtol=1e-9)
 
 
+def test_the_law_of_dilution_holds_where_attention_turns_away():
+    """Negative stickiness: c < 0, the growing mode has k = -q, and the embedding bends the other way."""
+    chain = markov.sticky_chain([0.6, 0.1, 0.1, 0.1, 0.1], -0.1)
+    reduced, c = cycle.RankOneFlow(chain), float(cycle.focus_rate(chain))
+    assert c < 0
+    start = reduced.near_saddle(1e-4)
+    start[-1] = -start[-2]
+    times = np.linspace(0, np.log(1e-3 / 1e-8) / (2 * -c), 40)
+    _, path = reduced.integrate(start, times[-1], times=times)
+    gamma, _, q, k = reduced.split(path)
+    s = q * k
+    bent = cycle.symmetric_dilution(gamma, chain.stationary)[10:]
+    law = cycle.symmetric_dilution(cycle.dilution_law(chain, s, s[0]), chain.stationary)[10:]
+    np.testing.assert_allclose(bent / law, 1, rtol=0.01)
+
+
 @pytest.mark.claim("P2-P3.7-rate")
 def test_dilution_grows_at_twice_c():
     chain, c, times, path = stage_three(0.6, 5, 0.5)

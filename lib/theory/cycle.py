@@ -336,18 +336,18 @@ def dilution_drive(chain: Chain) -> np.ndarray:
     Raises:
         ValueError: uniform pi.
 
-    Source: paper 2, Props 3.6-3.7; derived in chapter "Dilution".
+    Source: paper 2, Props 3.6-3.7; derived in chapter p2_dilution.
     """
     u, v, (gamma, _) = _score_pull(chain)
     return 2 * (gamma * u).sum(-1, keepdims=True) * v + (gamma * v).sum(-1, keepdims=True) * u
 
 
 def dilution_law(chain: Chain, strength, start) -> np.ndarray:
-    """Change of the embedding profile while attention grows from s_0 to s: drive (s - s_0) / (2 c), modulo pi; it grows as e^{2 c t}.
+    """Change of the embedding profile while attention grows from s_0 to s: drive (s - s_0) / (2 |c|), modulo pi; it grows as e^{2 |c| t}.
 
     Args:
-        chain: one chain with c != 0.
-        strength: [...], s = q k, small.
+        chain: one chain with c != 0. The mode that grows has k = q for c > 0 and k = -q for c < 0.
+        strength: [...], s = q k, small; negative for c < 0.
         start: [...], s_0.
 
     Returns:
@@ -356,10 +356,10 @@ def dilution_law(chain: Chain, strength, start) -> np.ndarray:
     Raises:
         ValueError: uniform pi.
 
-    Source: paper 2, Prop 3.7; derived in chapter "Dilution".
+    Source: paper 2, Prop 3.7; derived in chapter p2_dilution.
     """
     grown = np.asarray(strength, dtype=float) - start
-    return grown[..., None] * dilution_drive(chain) / (2 * focus_rate(chain))
+    return grown[..., None] * dilution_drive(chain) / (2 * np.abs(focus_rate(chain)))
 
 
 def symmetric_dilution(gamma: np.ndarray, stationary: np.ndarray) -> np.ndarray:
@@ -398,7 +398,7 @@ class RankOneFlow:
     Attributes:
         chain: one chain.
 
-    Source: derived in chapter "Dilution"; paper 2 works on this manifold through Stages II-IV.
+    Source: derived in chapter p2_dilution; paper 2 works on this manifold through Stages II-IV.
     """
 
     chain: Chain
@@ -438,7 +438,7 @@ class RankOneFlow:
         return -(self.chain.stationary[:, None] * self.chain.transition * logarithms).sum((-1, -2))
 
     def gradient(self, state: np.ndarray) -> np.ndarray:
-        """Gradient of `loss`, [..., 2 d + 2]; complex states allowed. Source: derived in chapter "Dilution"."""
+        """Gradient of `loss`, [..., 2 d + 2]; complex states allowed. Source: derived in chapter p2_dilution."""
         gamma, beta, q, k = self.split(state)
         strength = (q * k)[..., None]
         pattern = self.pattern(state)  # [..., query, key]
@@ -620,7 +620,7 @@ def rank_one_plateau(chain: Chain, *, init_scale: float = 1e-3, t_end: float = 1
     Raises:
         ValueError: uniform pi, c = 0 or so small that t_end is too early, or not at rest at t_end.
 
-    Source: paper 2, Thm 3.9; derived in chapter "Stuck, then a new direction".
+    Source: paper 2, Thm 3.9; derived in chapter p2_new_direction.
     """
     if np.abs(focus_rate(chain)) < UNIFORM:
         raise ValueError(
@@ -718,7 +718,7 @@ def symmetric_plateau(pi_1, vocabulary, stickiness) -> SymmetricPlateau:
     Raises:
         ValueError: out of range.
 
-    Source: paper 2, Thm 3.9; derived in chapter "Stuck, then a new direction".
+    Source: paper 2, Thm 3.9; derived in chapter p2_new_direction.
     """
     pi_1, d, lam, back, pi_0, other, frequent, low = _symmetric("symmetric_plateau", pi_1, vocabulary, stickiness)
     first = entr(lam + back) + (d - 1) * entr((1 - lam) * pi_0)
@@ -741,7 +741,7 @@ def symmetry_ratio(pi_1, vocabulary, stickiness) -> np.ndarray:
     Raises:
         ValueError: out of range.
 
-    Source: derived in chapter "Stuck, then a new direction"; a condition that paper 2's Thm 3.9 does not state as reported to us.
+    Source: derived in chapter p2_new_direction; a condition that paper 2's Thm 3.9 does not state as reported to us.
     """
     checks.at_least("symmetry_ratio", 3, vocabulary=vocabulary)
     pi_1, _, lam, back, _, _, frequent, low = _symmetric("symmetry_ratio", pi_1, vocabulary, stickiness)
@@ -800,7 +800,7 @@ def twin_block(plateau: Plateau) -> np.ndarray:
     Raises:
         ValueError: low tokens are not equal.
 
-    Source: derived in chapter "Stuck, then a new direction".
+    Source: derived in chapter p2_new_direction.
     """
     t = _twins("twin_block", plateau)
     inner = t.pi_0 * (t.strength * t.spread) ** 2 * t.back * (1 - t.back) * t.gap**2
@@ -822,7 +822,7 @@ def escape_prefactor(plateau: Plateau, offsets) -> float:
     Raises:
         ValueError: low tokens not equal, offsets of wrong length or not summing to 0.
 
-    Source: paper 2, Thm 3.9 (nu = Theta(delta)); prefactor derived in chapter "Stuck, then a new direction".
+    Source: paper 2, Thm 3.9 (nu = Theta(delta)); prefactor derived in chapter p2_new_direction.
     """
     t = _twins("escape_prefactor", plateau)
     offsets = np.asarray(offsets, dtype=float)

@@ -425,7 +425,7 @@ def low_rank_optimum(chain: Chain, rank: int, *, starts: int = 4, seed: int = 0)
     Raises:
         ValueError: the chain has leading axes; rank or starts < 1.
 
-    Source: paper 2, Thm 3.9 (level of the plateau); derived in chapter "Stuck, then a new direction".
+    Source: paper 2, Thm 3.9 (level of the plateau); derived in chapter p2_new_direction.
     """
     if chain.stationary.ndim != 1:
         raise ValueError(f"low_rank_optimum: chain has leading axes {chain.stationary.shape[:-1]}; expected one chain. Loop over them.")
