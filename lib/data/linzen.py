@@ -9,6 +9,7 @@ or its tag where the verb is rare).
 import hashlib
 import os
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def verify(path: Path) -> None:
 
 def _rows(path: Path) -> list[dict]:
     """One file through the csv builder of `datasets`, in a cache that is thrown away."""
-    import datasets
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # said in notebooks without widgets; no bar is wanted here
+        import datasets
 
     shown = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
